@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from overt.judge.rationales import attainable, evaluate, methods
+from overt.judge.rationales import attainable, evaluate, methods, words
 from overt.judge.rationales.evaluation import _Judge
 from overt.judge.rationales.methods import Scorer
 from overt.judge.rationales.words import Text, WordClassifier
@@ -150,6 +150,7 @@ def test_orders_that_are_searched_for_together_are_those_found_text_by_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(methods, "TOGETHER", 4)  # two groups
+    monkeypatch.setattr(words, "FEW", 2**16)  # so that a step is a pass
     classifier, texts = planted_texts(tmp_path)
     passes: list[int] = []
     classifier.model.register_forward_hook(lambda *_: passes.append(1))
@@ -202,11 +203,56 @@ def test_sets_of_several_measures_are_read_once(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     values = [random.normal(size=len(text.words)) for text in long]
     judge.judged("random", list(range(len(long))), values, lambda *_: None)
-    # All words, none, and those that are left as one after the other is deleted, from either end.
-    assert sum(rows) - before == sum(2 * len(text.words) for text in long)
+    # None, and those that are left as one after the other is deleted, from either end; all words are known.
+    assert sum(rows) - before == sum(2 * len(text.words) - 1 for text in long)
+
+
+@pytest.mark.parametrize("room", [1000, 0], ids=["room", "no room"])
+def test_sets_of_a_long_text_are_read_again_only_where_there_is_no_room_to_keep_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    monkeypatch.setattr(methods, "KEPT", room)
+    classifier, texts = planted_texts(tmp_path)
+    rows: list[int] = []
+    classifier.model.register_forward_hook(lambda _model, _given, output: rows.append(len(output.logits)))
+    long = [text for text in texts if len(text.words) > 12]
+    random = np.random.default_rng(0)
+    asked = [(text, random.random((9, len(text.words))) < 0.5) for text in long]
+    alone = [classifier.probabilities(*each) for each in asked]
+    scorer = Scorer(classifier, 0.2)
+    for expected, found in zip(alone, scorer.ask(asked), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+    before = sum(rows)
+    other = [(text, np.concatenate([~kept[:2], kept[::-1]])) for text, kept in asked]
+    for (text, kept), found in zip(other, scorer.ask(other), strict=True):
+        np.testing.assert_allclose(found, classifier.probabilities(text, kept), atol=1e-12)
+    asked_again = 11 if room == 0 else 2
+    assert sum(rows) - before == len(long) * (asked_again + 11), "11 to compare, alone"
+    assert len(scorer._some) == (0 if room == 0 else len(long))
 
 
 # --- LIME ---
+
+
+def test_lime_reads_what_is_known_of_short_texts_but_is_timed_where_it_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(methods, "TIMED", 2)
+    classifier, _ = planted_texts(tmp_path)
+    random = np.random.default_rng(0)
+    texts = [classifier.read(random.choice(WORDS, size).tolist()) for size in (6, 5, 8, 7, 14)]
+    alone = [Scorer(classifier, 0.2, samples=80).scores("lime", text) for text in texts]
+    scorer = Scorer(classifier, 0.2, samples=80)
+    scorer.search(texts)
+    passes: list[int] = []
+    classifier.model.register_forward_hook(lambda *_: passes.append(1))
+    counts = []
+    for text, expected in zip(texts, alone, strict=True):
+        before = len(passes)
+        np.testing.assert_allclose(scorer.scores("lime", text), expected, atol=1e-9)
+        counts.append(len(passes) - before)
+    assert [count > 0 for count in counts] == [True, True, False, False, True]
+    assert len(scorer.seconds["lime"]) == 2
 
 
 def problem_of(kind: str, words: int, random: np.random.Generator) -> tuple[Any, Any, Any]:

@@ -660,7 +660,7 @@ def test_texts_that_are_read_together_are_those_that_are_read_alone(
         kept[0], kept[1], kept[5] = True, False, kept[2]
         asked.append((text, kept))
     runs = []
-    monkeypatch.setattr(words, "TOKENS", 100)  # several passes
+    monkeypatch.setattr(words, "READ_FEW", 100)  # several passes
     monkeypatch.setattr(words, "FEW", 40)
     together = classifier.ask(asked, lambda *told: runs.append(told))
     distinct = sum(len({row.tobytes() for row in kept}) for _, kept in asked)

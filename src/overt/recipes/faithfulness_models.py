@@ -101,7 +101,13 @@ class VerbNumber(nn.Module):
     Args:
         model: a causal language model.
         tokenizer: its tokenizer.
+
+    Attributes:
+        prefixes: whether `by_prefix` can be asked. It can where the model's cache holds keys and values of
+            each text and nothing else.
     """
+
+    verbs: Tensor
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         super().__init__()
@@ -116,6 +122,7 @@ class VerbNumber(nn.Module):
             if len(pieces) != 1:
                 raise ValueError(f"the tokenizer must have a token for {verb!r}, got {len(pieces)} pieces")
         self.register_buffer("verbs", torch.tensor(ids).squeeze(-1), persistent=False)
+        self.prefixes = keeps_keys(model)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> SimpleNamespace:
         """Logits of both numbers, after each row's last token.
@@ -126,9 +133,46 @@ class VerbNumber(nn.Module):
         """
         hidden = self.model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)[0]
         last = attention_mask.sum(dim=1) - 1
-        states = hidden[torch.arange(len(hidden), device=hidden.device), last]
-        logits = self.model.get_output_embeddings()(states)
-        return SimpleNamespace(logits=logits[:, self.verbs].logsumexp(dim=-1))
+        return SimpleNamespace(logits=self._logits(hidden[torch.arange(len(last), device=last.device), last]))
+
+    def by_prefix(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The logits that `forward` gives, where what several rows begin with is read once.
+
+        Token by token, from the first on: rows that have been the same so far are one row of the model, which
+        has the keys and values of its beginning from the cache. The 2ⁿ parts of a text of n words take 2ⁿ
+        tokens in all, and not n · 2ⁿ⁻¹ and more.
+        """
+        lengths = attention_mask.sum(dim=1)
+        found = torch.empty(len(input_ids), len(VERBS), device=input_ids.device)
+        beginnings, cache = torch.zeros_like(lengths), None  # of each row, its number in the model's batch
+        for place in range(input_ids.shape[1]):
+            left = (lengths > place).nonzero().squeeze(1)
+            pairs = torch.stack([beginnings[left], input_ids[left, place]], dim=1)
+            new, numbers = torch.unique(pairs, dim=0, return_inverse=True)
+            if cache is not None:
+                cache.batch_select_indices(new[:, 0])
+            read = self.model.base_model(input_ids=new[:, 1:], past_key_values=cache, use_cache=True)
+            cache, beginnings[left] = read.past_key_values, numbers
+            ended = lengths[left] == place + 1
+            found[left[ended]] = self._logits(read[0][numbers[ended], 0]).to(found.dtype)
+        return found
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """Logits of both numbers from states of the last token, (batch, width)."""
+        head: Any = self.model.get_output_embeddings()
+        bias = None if head.bias is None else head.bias[self.verbs.flatten()]  # of all words, these alone
+        logits = nn.functional.linear(states, head.weight[self.verbs.flatten()], bias)
+        return logits.view(-1, *self.verbs.shape).logsumexp(dim=-1)
+
+
+def keeps_keys(model: Any) -> bool:
+    """Whether the cache of a causal model holds keys and values alone, so that a text's can be taken out."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
+    first = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    with torch.no_grad():
+        cache = getattr(model.base_model(input_ids=first, use_cache=True), "past_key_values", None)
+    return isinstance(cache, DynamicCache) and all(type(layer) is DynamicLayer for layer in cache.layers)
 
 
 def load_verb_number(path: str) -> tuple[VerbNumber, Any]:

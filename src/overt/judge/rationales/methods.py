@@ -52,6 +52,8 @@ ORACLE = "oracle"
 # Differences of R² above this are no rounding error, if this part of each column and of the labels is left.
 CLEAR, COLUMN_LEFT, LABELS_LEFT = 1e-9, 1e-4, 1e-9
 TOGETHER = 32  # texts whose best orders are searched for at once
+KEPT = 2**20  # sets of words whose answers are kept, of all texts that are not short
+TIMED = 20  # texts for which LIME asks the classifier, whether or not the answers are known
 CONTROLS = (RANDOM, ORACLE)
 ATTENTION = "attention"  # the mixing of a method that names none
 METHODS = (
@@ -114,6 +116,8 @@ class Scorer:
         self.scales: dict[Text, Attainable] = {}
         self.seconds: dict[str, list[float]] = {}  # of each text that a method has scored
         self._every: dict[Text, NDArray[np.float64]] = {}  # of all sets of words of a short text
+        self._some: dict[Text, dict[bytes, NDArray[np.float64]]] = {}  # of sets of a longer one
+        self._room = KEPT
         self._kept: dict[tuple[Text, str], tuple[NDArray[np.float64] | ValueError, float]] = {}
         self._blanked: dict[Text, tuple[Tensor, float]] = {}  # effects of tokens, and the seconds they took
 
@@ -129,7 +133,9 @@ class Scorer:
             seconds = time.perf_counter() - begun
         if isinstance(found, ValueError):
             raise found
-        self.seconds.setdefault(method, []).append(seconds)
+        timed = self.seconds.setdefault(method, [])
+        if method != LIME or len(timed) < TIMED:  # of later texts it may know the answers
+            timed.append(seconds)
         if not np.isfinite(found).all():
             raise NotFiniteError(f"{title_of(method)} gives scores that are not finite, for text {text.name}")
         return found
@@ -267,7 +273,10 @@ class Scorer:
         kept = np.ones((self.samples, count), dtype=bool)
         for row, size in enumerate(drawn.randint(1, count + 1, self.samples - 1), start=1):
             kept[row, drawn.choice(count, size, replace=False)] = False
-        probabilities = self.classifier.probabilities(text, kept)
+        if text in self._every and len(self.seconds.get(LIME, ())) >= TIMED:
+            probabilities = self._every[text][_number(kept)]
+        else:
+            probabilities = self.classifier.probabilities(text, kept)
         label = int(probabilities[0].argmax())  # the first sample is the whole text
         cosine = np.sqrt(kept.mean(axis=1))  # of a sample and the whole text
         with warnings.catch_warnings():
@@ -327,7 +336,7 @@ class Scorer:
                 group: Sequence[Text] = group,
                 labels: Sequence[int] = labels,
             ) -> list[NDArray[np.float64]]:
-                answers = self.ask([(group[number], kept) for number, kept in sets])
+                answers = self.ask([(group[number], kept) for number, kept in sets], keep=False)
                 return [each[:, labels[number]] for each, (number, _) in zip(answers, sets, strict=True)]
 
             def step(done: int, of: int, start: int = start, texts: int = len(group)) -> None:
@@ -345,23 +354,49 @@ class Scorer:
         self,
         asked: Sequence[tuple[Text, NDArray[np.bool_]]],
         told: Callable[[int, int], object] = lambda _done, _of: None,
+        keep: bool = True,
     ) -> list[NDArray[np.float64]]:
-        """As `WordClassifier.ask`; all sets of a short text's words are asked for once, and kept.
+        """As `WordClassifier.ask`; what is known is not asked for again.
+
+        All sets of a short text's words are asked for at once, and kept.
 
         Args:
-            asked: texts, and boolean (sets, words).
+            asked: texts, each once, and boolean (sets, words).
             told: called after each pass with how many sets were run, and how many there are.
+            keep: the answers for longer texts too, while there is room.
         """
-        new = dict.fromkeys(text for text, _ in asked if len(text.words) <= EXACT and text not in self._every)
-        rest = [(text, kept) for text, kept in asked if len(text.words) > EXACT]
-        if new or rest:
-            ready = self.classifier.ask([*((text, _all_sets(text)) for text in new), *rest], told)
-            self._every |= dict(zip(new, ready, strict=False))
-            others = iter(ready[len(new) :])
+        new: dict[Text, NDArray[np.bool_]] = {}
+        keys: dict[Text, list[bytes]] = {}
+        known: dict[Text, dict[bytes, NDArray[np.float64]]] = {}
+        for text, kept in asked:
+            if len(text.words) > EXACT:
+                keys[text], known[text] = _keys(kept), dict(self._some.get(text, {}))
+                unknown = np.array([key not in known[text] for key in keys[text]])
+                if unknown.any():
+                    new[text] = kept[unknown]
+            elif text not in self._every:
+                new[text] = _all_sets(text)
+        answers = self.classifier.ask(list(new.items()), told) if new else []
+        for (text, kept), found in zip(new.items(), answers, strict=True):
+            if text not in keys:
+                self._every[text] = found
+                continue
+            known[text] |= zip(_keys(kept), found, strict=True)
+            more = len(known[text]) - len(self._some.get(text, {}))
+            if keep and more <= self._room:
+                self._some[text] = known[text]
+                self._room -= more
         return [
-            next(others) if len(text.words) > EXACT else self._every[text][_number(kept)]
+            np.stack([known[text][key] for key in keys[text]])
+            if text in keys
+            else self._every[text][_number(kept)]
             for text, kept in asked
         ]
+
+
+def _keys(kept: NDArray[np.bool_]) -> list[bytes]:
+    """A key for each set of words."""
+    return [row.tobytes() for row in np.packbits(kept, axis=1)]
 
 
 def selected(

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     Ints: TypeAlias = NDArray[np.int64]
 
 LETTER = "a"  # a word that every tokenizer knows, to see what it makes of the space after it
-TOKENS = 2**16  # of one pass
+# Tokens of one pass: on a GPU, and elsewhere, where caches hold little.
+TOKENS, FEW = 2**16, 2**12
 # Of a classifier with windows: the LSTM is as fast for many texts as for few, and the encoder is not.
-READ = {"cuda": 2**18}  # by device; TOKENS on others
-ENCODED = {"cuda": 2**15}
-FEW = 2**14
+READ, READ_FEW = 2**18, 2**16
+ENCODED = 2**15
 # Difference that padding may make to a probability: rounding error, of products of float32 or of fewer bits.
 READS_PADDING, ROUNDED = 0.01, 0.1
 
@@ -133,6 +133,15 @@ class _Rows:
         """Where each begins, (rows,)."""
         return self.lengths.cumsum() - self.lengths
 
+    def table(self, name: str, chosen: Ints, empty: int) -> Ints:
+        """An argument of the rows with these numbers, and a number for places where there is none."""
+        lengths, starts = self.lengths[chosen, None], self.starts[chosen, None]
+        columns = np.arange(lengths.max())
+        there = columns < lengths
+        found = np.full(there.shape, empty, np.int64)
+        found[there] = self.values[name][(starts + columns)[there]]
+        return found
+
 
 def _rows_of(rows: Sequence[Mapping[str, Any]]) -> _Rows:
     lengths = np.array([len(row["input_ids"]) for row in rows])
@@ -205,7 +214,8 @@ class WordClassifier:
         if self.windowed and None in (tokenizer.cls_token_id, tokenizer.sep_token_id):
             raise ValueError("tokenizer must have tokens for the start and the end of a window")
         self._around: dict[bool, _Around] = {}
-        self._padded = False  # whether it has been seen that padding does not matter
+        self.prefixes = bool(getattr(model, "prefixes", False))  # whether shared beginnings are read once
+        self._checked = False  # whether it has been seen that texts read together are read as alone
 
     @property
     def longest(self) -> int | None:
@@ -391,23 +401,20 @@ class WordClassifier:
 
     def _batch(self, rows: _Rows, chosen: Ints) -> dict[str, Tensor]:
         """As `batch`, of the rows with these numbers."""
-        lengths, starts = rows.lengths[chosen, None], rows.starts[chosen, None]
-        columns = np.arange(lengths.max())
-        there = columns < lengths
-        places = (starts + columns)[there]
         device = device_of(self.model)
-        found = {}
-        for name, values in rows.values.items():
-            table = np.full(there.shape, self.pad if name == "input_ids" else 0, np.int64)
-            table[there] = values[places]
-            found[name] = torch.from_numpy(table).to(device)
-        return found
+        empty = {"input_ids": self.pad}
+        return {
+            name: torch.from_numpy(rows.table(name, chosen, empty.get(name, 0))).to(device)
+            for name in rows.values
+        }
 
     @property
     def at_once(self) -> int:
         """Tokens of one pass."""
-        device = device_of(self.model).type
-        return READ.get(device, TOKENS) if self.windowed else TOKENS
+        on_gpu = device_of(self.model).type == "cuda"
+        if self.windowed:
+            return READ if on_gpu else READ_FEW
+        return TOKENS if on_gpu else FEW
 
     @contextmanager
     def quickly(self) -> Iterator[nn.Module]:
@@ -417,7 +424,7 @@ class WordClassifier:
         model, device = self.model, device_of(self.model).type
         cast = self.dtype is not None
         if isinstance(model, RationaleClassifier):
-            model, cast = InParts(model, ENCODED.get(device, FEW), self.dtype), False
+            model, cast = InParts(model, ENCODED if device == "cuda" else FEW, self.dtype), False
         with (
             torch.no_grad(),
             evaluating(model),
@@ -437,7 +444,8 @@ class WordClassifier:
     ) -> list[NDArray[np.float64]]:
         """Probabilities for texts with their sets of kept words, (sets, classes) for each.
 
-        Sets of all texts are sorted by length and run together; equal sets of a text run once.
+        Sets of all texts are sorted by length and run together; equal sets of a text run once. A model that
+        has `by_prefix` reads what several of them begin with once.
 
         Args:
             asked: texts, and boolean (sets, words).
@@ -452,20 +460,17 @@ class WordClassifier:
             parts.append(self._rows(text, kept[some]))
             count += len(some)
         rows = _joined(parts)
-        order = rows.lengths.argsort(kind="stable")
-        lengths, most = rows.lengths[order].tolist(), self.at_once
-        answers, start, link = [], 0, link_of(self.model.config, self.classes)
+        link, answers, start = link_of(self.model.config, self.classes), list[Tensor](), 0
         with self.quickly() as model:
-            while start < count:
-                # The longest of a batch decides its size, and comes last.
-                end = start + 1
-                while end < count and (end + 1 - start) * lengths[end] <= most:
-                    end += 1
+            order, ends = self._passes(rows)
+            for end in ends:
                 these = order[start:end]
-                answers.append(linked(self._logits(model, self._batch(rows, these)).double(), link))
-                if not self._padded and lengths[start] < lengths[end - 1]:
-                    alone = self._logits(model, self._batch(rows, these[:1])).double()
-                    self._check_padding(answers[-1][0], linked(alone, link)[0])
+                answers.append(linked(self._read(model, rows, these).double(), link))
+                lengths = rows.lengths[these]
+                if not self._checked and lengths.min() < lengths.max():
+                    place = int(lengths.argmax() if self.prefixes else lengths.argmin())
+                    alone = self._logits(model, self._batch(rows, these[place : place + 1])).double()
+                    self._check(answers[-1][place], linked(alone, link)[0])
                 told(end, count)
                 start = end
         found = np.empty((count, self.classes))
@@ -475,6 +480,36 @@ class WordClassifier:
             if not np.isfinite(own).all():
                 raise ValueError(f"text {text.name}: the model's probabilities are not finite")
         return by_text
+
+    def _passes(self, rows: _Rows) -> tuple[Ints, list[int]]:
+        """An order of the rows, and where each pass over rows in this order ends."""
+        most, count = self.at_once, len(rows.lengths)
+        if self.prefixes:
+            table = rows.table("input_ids", np.arange(count), -1)
+            order = np.lexsort(table.T[::-1])
+            lengths = rows.lengths[order]
+            same = (table[order][1:] == table[order][:-1]).cumprod(axis=1).sum(axis=1)
+            new = lengths - np.concatenate([[0], np.minimum(same, lengths[1:])])
+            passes = (new.cumsum() - 1) // most
+            return order, [*(np.flatnonzero(np.diff(passes)) + 1).tolist(), count]
+        order = rows.lengths.argsort(kind="stable")
+        lengths, ends = rows.lengths[order].tolist(), list[int]()
+        while not ends or ends[-1] < count:
+            # The longest of a batch decides its size, and comes last.
+            start = ends[-1] if ends else 0
+            end = start + 1
+            while end < count and (end + 1 - start) * lengths[end] <= most:
+                end += 1
+            ends.append(end)
+        return order, ends
+
+    def _read(self, model: Any, rows: _Rows, these: Ints) -> Tensor:
+        """The model's logits of some rows, (rows, classes)."""
+        if not self.prefixes:
+            return self._logits(model, self._batch(rows, these))
+        arguments = self._batch(rows, these)
+        found: Tensor = model.by_prefix(arguments["input_ids"], arguments["attention_mask"])
+        return found
 
     def _logits(self, model: nn.Module, arguments: Mapping[str, Tensor]) -> Tensor:
         """The model's logits, (rows, classes)."""
@@ -492,15 +527,25 @@ class WordClassifier:
         found: Tensor = logits
         return found
 
-    def _check_padding(self, padded: Tensor, alone: Tensor) -> None:
-        """Refuse a model that reads padding: deleting words changes how many tokens of it a text gets."""
-        difference = float((padded - alone).abs().max())
+    def _check(self, together: Tensor, alone: Tensor) -> None:
+        """Refuse a model that reads a text otherwise beside others, which change as words are deleted.
+
+        Args:
+            together: probabilities of a text, padded, or with a beginning that was read for others too.
+            alone: the same of the text alone.
+        """
+        difference = float((together - alone).abs().max())
         types = {parameter.dtype for parameter in self.model.parameters()} | {self.dtype}
         if difference > (ROUNDED if types & {torch.float16, torch.bfloat16} else READS_PADDING):
+            if self.prefixes:
+                raise ValueError(
+                    "model must read the beginning of a text alike whatever follows, but probabilities "
+                    f"differ by {difference:.2g} when it is read once for several texts"
+                )
             pad = getattr(self.model.config, "pad_token_id", None)
             raise ValueError(
                 f"model must not read padding, but probabilities of a text differ by {difference:.2g} when "
                 f"it is padded: its config has pad_token_id {pad}, the tokenizer "
                 f"{self.tokenizer.pad_token_id}"
             )
-        self._padded = True
+        self._checked = True
