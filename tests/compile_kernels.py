@@ -69,7 +69,10 @@ def check_products(name: str, ttgir: str) -> None:
     (Triton 3.6 and 3.7) then reads some for two threads, and others for none. Attention in tiles of 16 × 16
     fails the GPU's tests for that.
     """
-    for terms, width in PRODUCT.findall(ttgir):
+    found = PRODUCT.findall(ttgir)
+    written = len(re.findall(r"\btt\.dot\b", ttgir))
+    assert len(found) == written, f"{name}: of {written} products, {len(found)} are written as known"
+    for terms, width in found:
         assert int(terms) >= 4 * int(width), f"{name}: a product over {terms} terms, {width} to a thread"
 
 

@@ -566,8 +566,25 @@ def test_classifiers_that_table_8_has_trained_are_judged_and_not_trained_again(
         taken = judged("taken", "--trained", str(runs), fresh=True)["per_seed"]["0"]
     (means,), (wanted,) = ([numbers["means"] for numbers in rows.values()] for rows in (taken, by_itself))
     assert means == wanted, "as if it had been trained here"
+    judged_in = next((tmp_path / "taken").glob("**/result.json"))
     with pytest.raises(FileNotFoundError, match="must be a folder in which ea-table-8 has run"):
-        judged("none", "--trained", str(tmp_path / "data"), fresh=True)
+        judged("taken", "--trained", str(tmp_path / "data"), fresh=True)
+    assert judged_in.is_file(), "what was finished is not discarded for a folder that is refused"
+    kept = runs / f"{Path(encoder).name}.sha256"
+    before = kept.read_text()
+    kept.write_text(f"{before.split()[0]} other\n")
+    with pytest.raises(ValueError, match=r"--trained .* has runs that began with other weights than --model"):
+        judged("other", "--trained", str(runs), fresh=True)
+    assert kept.read_text().split()[1] == "other", "nothing is changed there"
+    kept.unlink()
+    with pytest.raises(ValueError, match=r"does not say with which weights its runs began: encoder\.sha256"):
+        judged("other", "--trained", str(runs), fresh=True)
+    assert not kept.exists()
+    kept.write_text(before)
+    with monkeypatch.context() as patched:
+        patched.setattr(faithfulness, "precision_of_products", lambda _: "tf32")
+        with pytest.raises(ValueError, match="plain/seed-0 has precision float32, but tf32 is judged here"):
+            judged("other", "--trained", str(runs), fresh=True)
     place = runs / "movie-reviews" / "plain" / "seed-0"
     settings = json.loads((place / "settings.json").read_text())
     settings["training"]["updates"] = 3

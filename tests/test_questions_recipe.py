@@ -230,13 +230,13 @@ def test_the_unit_of_noise_is_that_of_training_images_found_once_before_training
 def test_updates_are_timed_with_the_products_of_training(
     tmp_path: Path, data: QuestionData, given: Regions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, before = stored(tmp_path / "regions", given), torch.get_float32_matmul_precision()
+    source, products = stored(tmp_path / "regions", given), torch.backends.cuda.matmul
+    before = products.fp32_precision
     monkeypatch.setattr(_training, "precision_of_products", lambda _: "tf32")
-    precision = torch.get_float32_matmul_precision
-    monkeypatch.setattr(question_training, "times", lambda *_, **__: [precision()])
+    monkeypatch.setattr(question_training, "times", lambda *_, **__: [products.fp32_precision])
     timed = question_training.step_times(data, source, ROWS[SOFT], TRAINING, 0, "cpu", 3)
-    assert timed == ["high"]
-    assert torch.get_float32_matmul_precision() == before != "high"
+    assert timed == ["tf32"]
+    assert products.fp32_precision == before != "tf32"
 
 
 # --- Measures ---

@@ -229,6 +229,9 @@ def test_sets_of_a_long_text_are_read_again_only_where_there_is_no_room_to_keep_
     asked_again = 11 if room == 0 else 2
     assert sum(rows) - before == len(long) * (asked_again + 11), "11 to compare, alone"
     assert len(scorer._some) == (0 if room == 0 else len(long))
+    twice = scorer.ask([asked[0], other[0], asked[0]])
+    for found, (text, kept) in zip(twice, (asked[0], other[0], asked[0]), strict=True):
+        np.testing.assert_allclose(found, classifier.probabilities(text, kept), atol=1e-12)
 
 
 # --- LIME ---

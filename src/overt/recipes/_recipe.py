@@ -69,6 +69,7 @@ class Request:
         stored: seed → numbers of an earlier result file, which a recipe may go on from.
         elsewhere: the same for the result files of recipes that measure the same models.
         kept: what earlier runs have kept beside the result file (`Outcome.kept`).
+        lost: trainings that diverged in earlier commands, as the result file has them.
         seeds_given: whether the user gave the number of seeds; else it is the recipe's.
     """
 
@@ -84,6 +85,7 @@ class Request:
     stored: Mapping[int, dict[str, Any]] = field(default_factory=dict)
     elsewhere: Sequence[Mapping[int, dict[str, Any]]] = ()
     kept: Mapping[str, Any] = field(default_factory=dict)
+    lost: Sequence[Mapping[str, Any]] = ()
     seeds_given: bool = False
 
 
@@ -115,6 +117,7 @@ class Outcome:
         measured: whether anything was measured now, or read from a run's folder.
         kept: name → numbers that are too many for the result file, as plain JSON. Each has a compressed file
             beside it, so that other runs can go on from them.
+        diverged: trainings of this command that came to a loss that is not finite, and have no numbers.
     """
 
     config: dict[str, Any]
@@ -124,6 +127,7 @@ class Outcome:
     drops: bool = False
     measured: bool = True
     kept: Mapping[str, Any] = field(default_factory=dict)
+    diverged: Sequence[Mapping[str, Any]] = ()
 
     @cached_property
     def mean(self) -> dict[str, Any]:

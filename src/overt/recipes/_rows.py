@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,11 +47,24 @@ class Task:
 
 
 class Lost(NamedTuple):
-    """A training that diverged: a row, a seed, and after how many updates its loss was not finite."""
+    """A training that diverged.
+
+    Attributes:
+        row: its row.
+        seed: its seed.
+        updates: after how many its loss was not finite.
+        settings: a hash of everything that it depended on.
+    """
 
     row: str
     seed: int
     updates: int
+    settings: str
+
+
+def hash_of(settings: Mapping[str, Any]) -> str:
+    """A short hash of a task's settings."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def or_diverged(perform: Perform[Task, Any], task: Task, shared: Any, tell: Tell) -> dict[str, Any]:
@@ -72,6 +86,7 @@ class Known:
         shared: how many are from other recipes' result files.
         dropped: how many runs of the earlier result file have other settings, and are left out.
         diverged: trainings that came to a loss that is not finite; they have no numbers.
+        lost: the same of earlier commands, which are not tried again by this one.
     """
 
     numbers: Numbers = field(default_factory=dict)
@@ -80,6 +95,7 @@ class Known:
     shared: int = 0
     dropped: int = 0
     diverged: list[Lost] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
 
     @property
     def measured(self) -> bool:
@@ -106,8 +122,11 @@ class Known:
         found = train_all(self.tasks, shared, request, by, **how)
         messages = [numbers[DIVERGED] for numbers in found.values() if DIVERGED in numbers]
         self.numbers |= {key: numbers for key, numbers in found.items() if DIVERGED not in numbers}
+        settings = {(task.name, task.seed): task.settings for task in self.tasks}
         self.diverged += [
-            Lost(*key, numbers["updates"]) for key, numbers in found.items() if DIVERGED in numbers
+            Lost(*key, numbers["updates"], hash_of(settings[key]))
+            for key, numbers in found.items()
+            if DIVERGED in numbers
         ]
         if messages and not self.numbers:
             raise ValueError(messages[0])
@@ -135,9 +154,11 @@ class Known:
             for seed in sorted({seed for _, seed in numbers})
         }
         config = {**config, "trained_on": sorted({entry["run"]["hardware"] for entry in numbers.values()})}
-        if self.diverged:
-            config[DIVERGED] = [lost._asdict() for lost in self.diverged]
-        return Outcome(config, per_seed, stand_in, self.stored > 0, self.dropped > 0, self.measured)
+        now = [lost._asdict() for lost in self.diverged]
+        if every := [*(lost._asdict() for lost in self.lost), *now]:
+            config[DIVERGED] = every
+        outcome = Outcome(config, per_seed, stand_in, self.stored > 0, self.dropped > 0, self.measured)
+        return replace(outcome, diverged=now)
 
 
 def rows_of(text: str | None, rows: Mapping[str, object], default: Sequence[str]) -> list[str]:
@@ -212,6 +233,11 @@ def look_up(
                     known.tasks.append(task)
                 else:
                     known.numbers[name, seed] = result
+    tried = {(task.name, task.seed) for task in known.tasks}
+    for lost in (Lost(**each) for each in request.lost):
+        if lost.row in rows and (lost.row, lost.seed) not in {*known.numbers, *tried}:
+            settings = {**common, "row": rows[lost.row].settings(), "seed": lost.seed}
+            known.lost += [lost] if hash_of(settings) == lost.settings else []
     return known
 
 

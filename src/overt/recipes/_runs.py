@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from overt._files import write_whole
 
@@ -108,23 +108,65 @@ def check_weights(out: Path, model: str, fresh: bool) -> None:
         model: a folder, or a name on the hub, which is not checked.
         fresh: whether the runs start over.
     """
-    folder = Path(model)
-    if not (folder / CONFIG).is_file():
+    now, kept = _weights_of(model), _weights_file(out, model)
+    if now is None:
         return
-    digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    config = hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest()
-    kept = out / f"{folder.resolve().name}.sha256"
-    before = kept.read_text().split() if kept.is_file() and not fresh else []
-    if before[:1] == [config] and before[1:] != [digest.hexdigest()]:
+    before = _kept_weights(kept) if not fresh else None
+    if before is not None and before.config == now.config and before.weights != now.weights:
         raise ValueError(
             f"--model {model} has other weights than the model of that name that the runs in {out} began "
             "with: give another --out, or --fresh"
         )
     out.mkdir(parents=True, exist_ok=True)
-    write_whole(kept, f"{config} {digest.hexdigest()}\n")
+    write_whole(kept, f"{now.config} {now.weights}\n")
+
+
+def check_began_with(option: str, runs: Path, model: str) -> None:
+    """Refuse a folder of runs that did not begin with a model's weights, or does not say so.
+
+    Args:
+        option: that gave the folder, for errors.
+        runs: the folder, in which nothing is changed.
+        model: a folder, or a name on the hub, which is not checked.
+    """
+    now, kept = _weights_of(model), _weights_file(runs, model)
+    if now is None:
+        return
+    before = _kept_weights(kept)
+    if before is None:
+        raise ValueError(
+            f"{option} {runs} does not say with which weights its runs began: {kept.name} is missing there"
+        )
+    if before != now:
+        raise ValueError(f"{option} {runs} has runs that began with other weights than --model {model}")
+
+
+class _Weights(NamedTuple):
+    """Hashes of a model's config and of its weights."""
+
+    config: str
+    weights: str
+
+
+def _weights_of(model: str) -> _Weights | None:
+    """Those of a folder; None for a name on the hub."""
+    folder = Path(model)
+    if not (folder / CONFIG).is_file():
+        return None
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")]):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return _Weights(hashlib.sha256((folder / CONFIG).read_bytes()).hexdigest(), digest.hexdigest())
+
+
+def _weights_file(out: Path, model: str) -> Path:
+    return out / f"{Path(model).resolve().name}.sha256"
+
+
+def _kept_weights(path: Path) -> _Weights | None:
+    words = path.read_text().split() if path.is_file() else []
+    return _Weights(*words) if len(words) == len(_Weights._fields) else None
 
 
 def load_tokenizer(model: str) -> Any:

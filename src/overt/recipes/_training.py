@@ -97,12 +97,16 @@ def in_tf32(device: str) -> dict[str, Any]:
 @contextmanager
 def short_products(device: str) -> Iterator[None]:
     """Inside, products of matrices in float32 are those of TF32, on GPUs that have it."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision_of_products(device) == "tf32" else before)
+    products = torch.backends.cuda.matmul
+    # What all backends share, as a training with TF32 sets it, is not made this one's own.
+    shared = torch.backends.fp32_precision  # type: ignore[attr-defined]
+    before = "none" if products.fp32_precision == shared else products.fp32_precision
+    if precision_of_products(device) == "tf32":
+        products.fp32_precision = "tf32"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        products.fp32_precision = before
 
 
 def is_main_process() -> bool:

@@ -50,11 +50,20 @@ from overt.recipes import (
 )
 from overt.recipes._recipe import WORKERS, Option, Outcome, Recipe, Request, counted
 from overt.recipes._rows import Task, duration, folder_name, look_up, settings_of
-from overt.recipes._runs import PARTS, check_weights, finish_run, finished, measure_once, run_record
+from overt.recipes._runs import (
+    PARTS,
+    check_began_with,
+    check_weights,
+    finish_run,
+    finished,
+    measure_once,
+    run_record,
+)
 from overt.recipes._training import (
     be_quiet,
     hardware,
     one_thread,
+    precision_of_products,
     progress_bar,
     short_products,
     torch_device,
@@ -239,10 +248,11 @@ def run(request: Request) -> Outcome:
         "correlation": "of sizes",
     }
     training = shared.training
+    trained = of_table_8(known_rows, chosen, counts, shared)  # refused before anything is discarded
     known = look_up(
         request, known_rows, chosen, place, common, lambda row: training[row.data], device, counts
     )
-    adopt_all(known.tasks, shared, request)
+    adopt_all(known.tasks, trained, request)
     numbers = dict(known.numbers)
     for name, row in known_rows.items():  # finished by earlier commands
         for seed in range(counts[name]):
@@ -412,38 +422,45 @@ def half_differences(by_row: Mapping[str, Mapping[int, dict[str, Any]]]) -> dict
     return {name: max(values) for name, values in found.items() if values}
 
 
-def adopt_all(tasks: Sequence[Task], shared: Shared, request: Request) -> None:
+def of_table_8(
+    rows: Mapping[str, JudgedRow], chosen: Sequence[str], seeds: Mapping[str, int], shared: Shared
+) -> dict[tuple[str, int], Path]:
+    """Row and seed → the run of ea-table-8 in --trained that has its classifier of movie reviews.
+
+    Where there is none, it is to be trained. Runs of classifiers that were trained otherwise are refused.
+    """
+    request = shared.request
+    wanted = [name for name in chosen if rows[name].data == REVIEWS]
+    if request.options["trained"] is None or not wanted:
+        return {}
+    assert shared.model is not None
+    runs, found = Path(request.options["trained"]), {}
+    for name in wanted:
+        row = rows[name]
+        common = {key: row.source[key] for key in ("data", "model", "training")}
+        common["mechanisms"] = settings_of(row.mechanisms)
+        common["precision"] = precision_of_products(request.device)
+        for seed in range(seeds[name]):
+            run = faithfulness_models.run_of_table_8(runs, row.form, seed, {**common, "seed": seed})
+            if run is not None:
+                found[name, seed] = run
+    if found:
+        check_began_with("--trained", runs, shared.model)
+    return found
+
+
+def adopt_all(tasks: Sequence[Task], runs: Mapping[tuple[str, int], Path], request: Request) -> None:
     """Take the classifiers of movie reviews that ea-table-8 has trained, rather than train the same again."""
     if request.options["trained"] is None:
         return
-    runs, wanting = Path(request.options["trained"]), [task for task in tasks if task.row.data == REVIEWS]
-    wanting = [task for task in wanting if not is_trained(task)]
-    found = [
-        faithfulness_models.run_of_table_8(
-            runs,
-            task.row.form,
-            task.seed,
-            {
-                "data": task.row.source["data"],
-                "model": task.row.source["model"],
-                "training": task.row.source["training"],
-                "mechanisms": settings_of(task.row.mechanisms),
-                "seed": task.seed,
-            },
-        )
-        for task in wanting
-    ]
-    there = sum(run is not None for run in found)
-    if there:
-        assert shared.model is not None
-        check_weights(runs, shared.model, fresh=False)
-    for task, run in zip(wanting, found, strict=True):
-        if run is not None:
-            shutil.rmtree(task.folder / PARTS, ignore_errors=True)  # of an earlier training
-            faithfulness_models.adopt(run, task.folder)
+    wanting = [task for task in tasks if task.row.data == REVIEWS and not is_trained(task)]
+    there = [task for task in wanting if (task.name, task.seed) in runs]
+    for task in there:
+        shutil.rmtree(task.folder / PARTS, ignore_errors=True)  # of an earlier training
+        faithfulness_models.adopt(runs[task.name, task.seed], task.folder)
     request.console.print(
-        f"{there} of {counted(len(wanting), 'classifier')} of movie reviews that are to be trained come from "
-        f"{runs}",
+        f"{len(there)} of {counted(len(wanting), 'classifier')} of movie reviews that are to be trained come "
+        f"from {request.options['trained']}",
         markup=False,
         highlight=False,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from overt._files import write_whole
 from overt.data.agreement import VOCABULARY, Sentence, encode
 from overt.data.batching import batches, pad_batch
 from overt.mechanisms.mechanism import Mechanism
@@ -227,4 +228,4 @@ def adopt(run: Path, folder: Path) -> None:
     """Copy the classifier that a run of ea-table-8 has trained to the folder of another run."""
     shutil.rmtree(folder / MODEL, ignore_errors=True)
     shutil.copytree(run / MODEL, folder / MODEL)
-    shutil.copy(run / TRAINED, folder / TRAINED)  # the last, as it says that the model is there
+    write_whole(folder / TRAINED, (run / TRAINED).read_text())  # the last, as it says that the model is there

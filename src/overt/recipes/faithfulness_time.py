@@ -88,7 +88,7 @@ def parts_of(sets: float, words: int, tokens: int, prefixes: bool) -> Work:
         prefixes: whether what parts begin with is read once, token by token.
     """
     if prefixes:
-        return Work(tokens, min(SHARED * sets * tokens / 2, 2.0**words))
+        return Work(tokens, min(SHARED * sets * tokens / 2, 2.0 ** min(words, 64)))
     return Work(1.0, sets * tokens / 2)
 
 

@@ -138,10 +138,11 @@ def run(
     elsewhere = _elsewhere(results or Path("results"), recipe, request.options)
     this = command(recipe, request)
     kept = read_kept(place.with_suffix("")) if earlier else {}
-    request = replace(request, command=this, stored=_by_seed(earlier), elsewhere=elsewhere, kept=kept)
+    lost = earlier.get("config", {}).get(DIVERGED, [])
+    request = replace(
+        request, command=this, stored=_by_seed(earlier), elsewhere=elsewhere, kept=kept, lost=lost
+    )
     outcome = recipe.run(request)
-    diverged = outcome.config.get(DIVERGED, [])
-    outcome = with_earlier_losses(outcome, earlier)
     report = report_of(recipe, outcome)
     result = {
         "recipe": recipe.name,
@@ -175,8 +176,8 @@ def run(
     if recipe.draw is not None:
         recipe.draw(outcome, path.with_suffix(".svg"))
     page = _write(path, result, report, console)
-    if diverged:
-        result[DIVERGED] = diverged  # of this command alone
+    if outcome.diverged:
+        result[DIVERGED] = list(outcome.diverged)  # of this command alone
     console.print(f"[dim]models and numbers of each seed in {request.out}; result in {path} and {page}[/dim]")
     return result
 
@@ -213,19 +214,6 @@ def retell(name: str, results: Path | None = None, extra: Sequence[str] = ()) ->
     page = _write(path, result, report, console)
     console.print(f"[dim]rewrote the tables and notes in {path} and {page}[/dim]")
     return result
-
-
-def with_earlier_losses(outcome: Outcome, earlier: Mapping[str, Any]) -> Outcome:
-    """An outcome that also says which of its rows' trainings diverged in earlier commands, and still lack."""
-    now = outcome.config.get(DIVERGED, [])
-    known = {(row, seed) for seed, rows in outcome.per_seed.items() for row in rows}
-    known |= {(lost["row"], lost["seed"]) for lost in now}
-    before = [
-        lost
-        for lost in earlier.get("config", {}).get(DIVERGED, [])
-        if (lost["row"], lost["seed"]) not in known and any(lost["row"] == row for row, _ in known)
-    ]
-    return replace(outcome, config={**outcome.config, DIVERGED: [*before, *now]}) if before else outcome
 
 
 def report_of(recipe: Recipe, outcome: Outcome) -> Report:

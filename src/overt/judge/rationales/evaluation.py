@@ -93,7 +93,8 @@ class Rationales:
         measures: name → mean over the texts that have it; None where none has. IOU F1 is that of mean
             precision and mean recall instead.
         by_text: name → each text's own, (texts,), NaN where it is not defined.
-        seconds: how long the scores of a text took, the median; None for scores that were given.
+        seconds: how long the scores of a text took, the median (LIME's of its first 20 texts, as it may know
+            the classifier's answers for others); None for scores that were given.
         predictions: what ERASER's files hold of each of these texts.
         morf: mean probability as the most relevant words are deleted, (points,).
         lerf: the same with the least relevant words first.

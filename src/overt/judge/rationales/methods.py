@@ -361,24 +361,24 @@ class Scorer:
         All sets of a short text's words are asked for at once, and kept.
 
         Args:
-            asked: texts, each once, and boolean (sets, words).
+            asked: texts, and boolean (sets, words).
             told: called after each pass with how many sets were run, and how many there are.
             keep: the answers for longer texts too, while there is room.
         """
-        new: dict[Text, NDArray[np.bool_]] = {}
-        keys: dict[Text, list[bytes]] = {}
+        new: dict[Text, list[NDArray[np.bool_]]] = {}
         known: dict[Text, dict[bytes, NDArray[np.float64]]] = {}
         for text, kept in asked:
             if len(text.words) > EXACT:
-                keys[text], known[text] = _keys(kept), dict(self._some.get(text, {}))
-                unknown = np.array([key not in known[text] for key in keys[text]])
+                own = known.setdefault(text, dict(self._some.get(text, {})))
+                unknown = np.array([key not in own for key in _keys(kept)])
                 if unknown.any():
-                    new[text] = kept[unknown]
+                    new.setdefault(text, []).append(kept[unknown])
             elif text not in self._every:
-                new[text] = _all_sets(text)
-        answers = self.classifier.ask(list(new.items()), told) if new else []
-        for (text, kept), found in zip(new.items(), answers, strict=True):
-            if text not in keys:
+                new[text] = [_all_sets(text)]
+        wanted = [(text, np.concatenate(sets)) for text, sets in new.items()]
+        answers = self.classifier.ask(wanted, told) if wanted else []
+        for (text, kept), found in zip(wanted, answers, strict=True):
+            if text not in known:
                 self._every[text] = found
                 continue
             known[text] |= zip(_keys(kept), found, strict=True)
@@ -387,8 +387,8 @@ class Scorer:
                 self._some[text] = known[text]
                 self._room -= more
         return [
-            np.stack([known[text][key] for key in keys[text]])
-            if text in keys
+            np.stack([known[text][key] for key in _keys(kept)])
+            if text in known
             else self._every[text][_number(kept)]
             for text, kept in asked
         ]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 LETTER = "a"  # a word that every tokenizer knows, to see what it makes of the space after it
 # Tokens of one pass: on a GPU, and elsewhere, where caches hold little.
 TOKENS, FEW = 2**16, 2**12
+CACHED = 4  # times as many may be cached for those that follow them
 # Of a classifier with windows: the LSTM is as fast for many texts as for few, and the encoder is not.
 READ, READ_FEW = 2**18, 2**16
 ENCODED = 2**15
@@ -490,7 +491,7 @@ class WordClassifier:
             lengths = rows.lengths[order]
             same = (table[order][1:] == table[order][:-1]).cumprod(axis=1).sum(axis=1)
             new = lengths - np.concatenate([[0], np.minimum(same, lengths[1:])])
-            passes = (new.cumsum() - 1) // most
+            passes = (np.maximum(new, lengths / CACHED).cumsum() - 1) // most
             return order, [*(np.flatnonzero(np.diff(passes)) + 1).tolist(), count]
         order = rows.lengths.argsort(kind="stable")
         lengths, ends = rows.lengths[order].tolist(), list[int]()
