@@ -25,7 +25,7 @@ from overt.models.att2in import Att2in
 from overt.models.image_encoder import ImageEncoder
 from overt.recipes import caption_training
 from overt.recipes.caption_reading import prior_weights, read_caption
-from overt.view.captions import END, RARE, caption_entry
+from overt.view.captions import END, RARE, CaptionMaps, Draw, caption_entry
 from overt.view.pages import caption_page
 from traces import caption
 
@@ -99,11 +99,16 @@ def test_the_spread_is_that_of_single_draws_which_write_captions_themselves(
         texts = [
             model.net.caption(regions, max_length=7, never=[len(WORDS) + 1], sample=n)[0] for n in range(6)
         ]
+        further = [
+            model.net.caption(regions, max_length=20, never=[len(WORDS) + 1], sample=n)[0] for n in range(6)
+        ]
     every = torch.stack([one["attentions"][0] for one in drawn])
     torch.testing.assert_close(maps.spread, every.std(dim=0, correction=0))
     assert float(maps.spread.max()) > 0.01
-    said = [model.vocabulary.decode(text[0].tolist()) for text in texts]
-    assert sorted(said) == sorted(text for text, count in maps.draws for _ in range(count))
+    said, on = ([model.vocabulary.decode(text[0].tolist()) for text in each] for each in (texts, further))
+    expected = [(short, short == long) for short, long in zip(said, on, strict=True)]
+    assert sorted(expected) == sorted(draw[:2] for draw in maps.draws for _ in range(draw.times))
+    assert {draw.ended for draw in maps.draws} == {False}, "this network goes on and on"
 
 
 def test_the_prior_is_what_it_expects_before_any_word(tmp_path: Path, picture: Path) -> None:
@@ -299,8 +304,23 @@ def test_the_command_says_of_a_cut_caption_that_it_is_cut(tmp_path: Path, pictur
     ],
 )
 def test_draws_are_told_in_words(draws: dict[str, int], words: str) -> None:
-    maps = replace(caption(("a", END)), draws=list(draws.items()), samples=sum(draws.values()))
-    assert drawn_words(maps) == words
+    assert drawn_words(drawn_caption(draws)) == words
+
+
+def drawn_caption(draws: dict[str, int]) -> CaptionMaps:
+    """The caption "a", and those of draws, of which a sign says that they are cut."""
+    found = [Draw(text.removesuffix("…"), not text.endswith("…"), count) for text, count in draws.items()]
+    return replace(caption(("a", END)), draws=found, samples=sum(draws.values()))
+
+
+def test_a_draw_that_is_cut_is_another_caption() -> None:
+    maps = drawn_caption({"a…": 3, "a": 1, "dog…": 1})
+    words = "5 draws of the attention weights lead to 3 different captions; 1 of the draws to this one"
+    assert drawn_words(maps) == f"{words}; 4 of them are cut"
+    entry = caption_entry(maps)["caption"]["draws"]
+    assert entry == [["a", 3, False, False], ["a", 1, True, True], ["dog", 1, False, False]]
+    cut = replace(maps, words=["a"], ended=False)
+    assert [draw[2] for draw in caption_entry(cut)["caption"]["draws"]] == [True, False, False]
 
 
 # --- One page ---
@@ -382,7 +402,7 @@ def test_a_word_outside_the_vocabulary_is_never_written_and_called_what_it_is(
     for beam in (1, 3):
         maps = read_caption(model, pixels_of(picture), beam, samples=3)
         assert RARE not in maps.words
-        assert not any("<unk>" in text or RARE in text for text, _ in maps.draws)
+        assert not any("<unk>" in text or RARE in text for text, *_ in maps.draws)
         for likely, own in zip(maps.others, maps.probabilities, strict=True):
             assert likely[0][0] == RARE
             assert likely[0][1] > 0.99

@@ -11,7 +11,7 @@ from torch import Tensor
 from overt.tracing.kept_rows import KeptRows
 from overt.tracing.nodes import NodeTrace
 from overt.tracing.result import PosteriorDraw, Trace
-from overt.view.captions import CaptionMaps
+from overt.view.captions import CaptionMaps, Draw
 from overt.view.pack import unpack
 from overt.view.pages import Page
 
@@ -174,7 +174,7 @@ def caption(words: tuple[str, ...] = ("a", "dog", "(end)"), regions: int = 4) ->
         prior=torch.full((regions,), 1 / regions),
         spread=weights / 10,
         samples=20,
-        draws=[(" ".join(words[:-1]), 20)],
+        draws=[Draw(" ".join(words[:-1]), True, 20)],
         model="BAM-WC, scenes",
     )
 

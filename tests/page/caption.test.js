@@ -15,7 +15,7 @@ const CAPTION = {
   prior: [0.4, 0.3, 0.2, 0.1],
   spread: [[0, 0, 0, 0.05], [0.2, 0.1, 0, 0], [0, 0, 0, 0]],
   samples: 20,
-  draws: [["a <img src=x>", 15, true], ["a dog", 5, false]],
+  draws: [["a <img src=x>", 15, true, true], ["a dog", 5, false, true]],
   peaks: { sizes: 0.7, spreads: 0.2 },
 };
 
@@ -146,7 +146,7 @@ test("captions of draws are whole on any screen, and what is not in the caption 
   const mean = tokens.slice(0, -1);
   const other = [...mean.slice(0, 17), "dog", mean[18]];
   const rows = { weights: tokens.map(() => [0.1, 0.2, 0.3, 0.4]), spread: tokens.map(() => [0, 0, 0, 0.1]), probabilities: tokens.map(() => 0.5), others: tokens.map((word) => [[word, 0.6, 0.1]]) };
-  const trace = traceOfCaption({ ...rows, draws: [[mean.join(" "), 15, true], [other.join(" "), 5, false]] }, { tokens });
+  const trace = traceOfCaption({ ...rows, draws: [[mean.join(" "), 15, true, true], [other.join(" "), 5, false, true]] }, { tokens });
   for (const width of [380, 1200]) {
     const surface = drawn(captionView, trace, state(), width);
     const from = surface.texts.findIndex((text) => text.startsWith("Captions of 20 draws"));
@@ -160,6 +160,17 @@ test("captions of draws are whole on any screen, and what is not in the caption 
   }
   assert.deepEqual(captionOthers(["a", "b", "a"], ["a", "a"]), [false, true, false]);
   assert.deepEqual(captionOthers(["b", "a"], []), [true, true]);
+});
+
+test("a draw's caption that was cut says so, beside one of the same words that has its end", () => {
+  const draws = [["a <img src=x>", 12, true, true], ["a <img src=x>", 8, false, false]];
+  const surface = drawn(captionView, traceOfCaption({ draws }), state(), 1200);
+  const [first, second] = ["12 ×", "8 ×"].map((sign) => surface.texts.indexOf(sign));
+  assert.equal(surface.texts.slice(first + 1, second).join(" "), "a <img src=x>");
+  assert.equal(surface.texts.slice(second + 1).join(" "), "a <img src=x> … (cut)");
+  assert.ok(surface.texts.includes("Captions of 20 draws, 2 different"));
+  const tips = surface.hits.map(({ target }) => target.tip);
+  assert.ok(tips.includes("a <img src=x> … (cut)\n8 of 20 draws"));
 });
 
 test("pictures have the proportions of their files, and the tallest still fit the screen", () => {

@@ -103,13 +103,15 @@ def _print(console: object, maps: CaptionMaps, heading: str) -> None:
 
 def drawn_words(maps: CaptionMaps) -> str:
     """How many captions the draws of the weights lead to, in words."""
-    same = dict(maps.draws).get(maps.text, 0)
+    same = sum(draw.times for draw in maps.draws if maps.is_of(draw))
     draws = "1 draw" if maps.samples == 1 else f"{maps.samples} draws"
     verb = "leads" if maps.samples == 1 else "lead"
     start = f"{draws} of the attention weights {verb} to"
     if len(maps.draws) == 1:
         return f"{start} {'this caption' if same else 'another caption'}"
-    return f"{start} {len(maps.draws)} different captions; {same or 'none'} of the draws to this one"
+    cut = sum(draw.times for draw in maps.draws if not draw.ended)
+    told = f"; {cut} of them {'is' if cut == 1 else 'are'} cut" if cut else ""
+    return f"{start} {len(maps.draws)} different captions; {same or 'none'} of the draws to this one{told}"
 
 
 @app.command(rich_help_panel="Read attention")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from overt.mechanisms.bayesian.naive import prior_of
 from overt.mechanisms.chain import Chain
 from overt.models.att2in import Att2in
 from overt.recipes.caption_training import CaptionModel
-from overt.view.captions import END, RARE, CaptionMaps
+from overt.view.captions import END, RARE, CaptionMaps, Draw
 
 OTHERS = 5  # likeliest words that are told at each place
 SAMPLES = 20
@@ -59,15 +60,26 @@ def read_caption(
     inputs = torch.tensor([[net.bos_id, *ids[:-1]]], device=device)
     plain = net(regions, decoder_input_ids=inputs, output_attentions=sees)
     log_p = plain["logits"][0]  # (words, vocabulary)
-    ended = True
-    if len(ids) > model.length:  # where the search leaves nothing but the end
-        could = log_p[-1].clone()
+
+    def has_ended(caption: Sequence[int], log_p: Tensor) -> bool:
+        if len(caption) <= model.length:
+            return True
+        could = log_p[-1].clone()  # here the search leaves nothing but the end
         could[vocabulary.unknown] = -math.inf
-        ended = int(could.argmax()) == net.eos_id
+        return int(could.argmax()) == net.eos_id
+
+    def drawn_caption(sample: int) -> tuple[str, bool]:
+        """The caption of a draw, and whether it has ended."""
+        own, chain = written(sample), Chain(step=net.step, sample=sample)
+        before = torch.tensor([[net.bos_id, *own[:-1]]], device=device)
+        read = net(regions, decoder_input_ids=before, chain=chain)
+        return vocabulary.decode(own), has_ended(own, read["logits"][0])
+
+    ended = has_ended(ids, log_p)
     if not ended:
         ids, inputs, log_p = ids[:-1], inputs[:, :-1], log_p[:-1]
     probabilities = log_p.exp().cpu()
-    spread, drawn, draws = None, None, list[tuple[str, int]]()
+    spread, drawn, draws = None, None, list[Draw]()
     if random:
         # All draws of one picture in one pass: its noise is that of example 0.
         chain = Chain(
@@ -83,8 +95,8 @@ def read_caption(
         )
         spread = many["attentions"].std(dim=0, correction=0).cpu()
         drawn = many["logits"].exp().std(dim=0, correction=0).cpu()
-        texts = Counter(vocabulary.decode(written(number)) for number in range(samples))
-        draws = texts.most_common()
+        texts = Counter(drawn_caption(number) for number in range(samples))
+        draws = [Draw(*caption, count) for caption, count in texts.most_common()]
 
     def name_of(number: int) -> str:
         special = {net.eos_id: END, vocabulary.unknown: RARE}

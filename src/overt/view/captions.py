@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,6 +13,20 @@ from overt.view.index import picture_link, printable, short
 
 END = "(end)"
 RARE = "(rare word)"  # any that is not in the vocabulary; it has a probability, and is never written
+
+
+class Draw(NamedTuple):
+    """A caption that draws of random weights lead to.
+
+    Attributes:
+        text: the caption.
+        ended: whether it has its end; otherwise it was cut at the longest length.
+        times: how many draws lead to it.
+    """
+
+    text: str
+    ended: bool
+    times: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +45,7 @@ class CaptionMaps:
         prior: (regions,), the contextual prior's mean, normalised; None without one.
         spread: (words, regions), the standard deviation over draws; None without any.
         samples: number of draws.
-        draws: captions that draws lead to, and how often each; the most frequent first.
+        draws: captions that draws lead to, the most frequent first.
         model: what wrote it.
         size: height and width of the picture in its file, whose proportions it is drawn in; those of
             `picture` by default.
@@ -47,7 +61,7 @@ class CaptionMaps:
     prior: Tensor | None
     spread: Tensor | None
     samples: int
-    draws: Sequence[tuple[str, int]]
+    draws: Sequence[Draw]
     model: str
     size: tuple[int, int] | None = None
 
@@ -55,6 +69,10 @@ class CaptionMaps:
     def text(self) -> str:
         """The caption."""
         return " ".join(self.words[: len(self.words) - self.ended])
+
+    def is_of(self, draw: Draw) -> bool:
+        """Whether a draw leads to this caption, which has its end or was cut like it."""
+        return (draw.text, draw.ended) == (self.text, self.ended)
 
 
 def peaks_of(captions: Sequence[CaptionMaps]) -> dict[str, float]:
@@ -98,7 +116,7 @@ def caption_entry(maps: CaptionMaps, peaks: Mapping[str, float] | None = None) -
             for name, tensor in (("weights", maps.weights), ("prior", maps.prior), ("spread", maps.spread))
         },
         "samples": maps.samples,
-        "draws": [[text, count, text == maps.text] for text, count in maps.draws],
+        "draws": [[draw.text, draw.times, maps.is_of(draw), draw.ended] for draw in maps.draws],
         "peaks": dict(peaks or peaks_of([maps])),
     }
     return {

@@ -21,6 +21,7 @@ const CAPTION_ROW = 22;
 const CAPTION_TEXT = 17; // height of a line of a draw's caption
 const CAPTION_HEAD = 20; // of a line of the caption itself
 const CAPTION_WIDE = 760;
+const CAPTION_CUT = "… (cut)"; // after a draw's caption that has no end
 
 const captionLayouts = new WeakMap();
 const captionCovers = new WeakMap();
@@ -162,13 +163,14 @@ function captionDraws(trace, width) {
   const mean = ended ? trace.tokens.slice(0, -1) : trace.tokens;
   const room = width - 78;
   let y = CAPTION_TITLE - 4 + (draws.some(([, , same]) => !same) ? 18 : 0);
-  const rows = draws.map(([text, count, same]) => {
+  const rows = draws.map(([text, count, same, whole]) => {
     const words = text ? text.split(" ") : [];
     const differs = captionOthers(words, mean);
     const lines = [[]];
     let x = 0;
-    words.forEach((word, i) => {
-      const piece = { text: shown(word, 40), differs: differs[i] };
+    const pieces = words.map((word, i) => ({ text: shown(word, 40), differs: differs[i] }));
+    if (!whole) pieces.push({ text: CAPTION_CUT, differs: false, soft: true });
+    pieces.forEach((piece) => {
       const wide = textWidth(piece.text, 12, piece.differs ? 700 : 400);
       if (x && x + wide > room) {
         lines.push([]);
@@ -178,7 +180,7 @@ function captionDraws(trace, width) {
       x += wide + textWidth(" ", 12) + 1;
     });
     if (!words.length) lines[0].push({ text: "(no words)", differs: !same, x: 0 });
-    const row = { text, count, same, lines, y, height: lines.length * CAPTION_TEXT + 6 };
+    const row = { text: whole ? text : `${text} ${CAPTION_CUT}`, count, same, lines, y, height: lines.length * CAPTION_TEXT + 6 };
     y += row.height;
     return row;
   });
@@ -454,7 +456,7 @@ function captionDrawDraws(scene) {
     surface.rect(x, middle - 6, Math.max((34 * row.count) / samples, 1), 12, { fill: theme.edge, opacity: row.same ? 1 : 0.55, radius: 2 });
     surface.text(`${row.count} ×`, x + 66, middle, { size: 11, fill: theme.soft, align: "right" });
     row.lines.forEach((line, i) => {
-      for (const piece of line) surface.text(fitted(piece.text, width - 78 - piece.x, 12, piece.differs ? 700 : 400), x + 78 + piece.x, middle + i * CAPTION_TEXT, { size: 12, fill: piece.differs ? theme.accent : theme.ink, weight: piece.differs ? 700 : 400 });
+      for (const piece of line) surface.text(fitted(piece.text, width - 78 - piece.x, 12, piece.differs ? 700 : 400), x + 78 + piece.x, middle + i * CAPTION_TEXT, { size: 12, fill: piece.differs ? theme.accent : piece.soft ? theme.soft : theme.ink, weight: piece.differs ? 700 : 400 });
     });
     surface.hit(x, y + row.y - 3, width, row.height, { tip: `${shown(row.text, 400)}\n${row.count} of ${samples} draws${row.same ? ", as with their mean" : ""}` });
   }
