@@ -116,6 +116,7 @@ bench: $(VENV)/.installed-bench $(VENV)/.installed-scale
 	$(BIN)/python benchmarks/translation.py --small --updates 5 --sentences 8 --new-tokens 10
 	$(BIN)/python benchmarks/flow.py
 	$(BIN)/python benchmarks/value_zeroing.py
+	$(BIN)/python benchmarks/judging.py
 	$(BIN)/python benchmarks/graphs.py
 	$(BIN)/python benchmarks/vision.py --small --batch 8 --side 64 --ways eager
 	$(BIN)/python benchmarks/page.py
