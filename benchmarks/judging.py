@@ -21,7 +21,21 @@ from overt.judge.rationales import words
 from overt.judge.rationales.words import Text, WordClassifier
 from overt.recipes.faithfulness_models import VERBS, VerbNumber, grammar_tokenizer, load_verb_number
 
-SENTENCE = ("the", "keys", "to", "the", "cabinet", "beside", "the", "doors", "behind", "the", "old", "house")
+# All different: equal words make equal parts, which are read once in any case.
+SENTENCE = (
+    "the",
+    "keys",
+    "near",
+    "my",
+    "cabinet",
+    "beside",
+    "your",
+    "doors",
+    "behind",
+    "our",
+    "old",
+    "house",
+)
 SIZES = (2**9, 2**10, 2**11, 2**12, 2**13)  # tokens of a batch
 
 
@@ -64,6 +78,8 @@ def main() -> None:
         raise SystemExit(f"--words must be from 1 to {len(SENTENCE)}, got {options.words}")
     name = options.model or f"random, {options.layers} layers × 576"
     model, tokenizer = load_verb_number(options.model) if options.model else random_model(options.layers)
+    if not model.prefixes:
+        raise SystemExit(f"{name} has a cache of another kind: it reads each part for itself in any case")
     table = Table("words", "parts", "each for itself, s", "batches of", "beginnings once, s", "×", title=name)
     usual = words.FEW, words.TOKENS
     for count in options.words:

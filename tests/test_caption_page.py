@@ -111,6 +111,22 @@ def test_the_spread_is_that_of_single_draws_which_write_captions_themselves(
     assert {draw.ended for draw in maps.draws} == {False}, "this network goes on and on"
 
 
+def test_draws_of_the_same_words_may_have_an_end_or_be_cut(tmp_path: Path, picture: Path) -> None:
+    model = caption_training.load(written(tmp_path / "model", WC))
+    model = replace(model, length=1)  # so that the end, or what would go on, is at the limit
+    model.net.generator.bias.data[0] = -0.65  # so that some go on
+    maps = read_caption(model, pixels_of(picture), samples=12)
+    regions = model.regions(pixels_of(picture))
+    further = [
+        model.net.caption(regions, max_length=20, never=[len(WORDS) + 1], sample=n)[0][0].tolist()
+        for n in range(12)
+    ]
+    texts = [model.vocabulary.decode(ids) for ids in further]
+    expected = [(text.split(" ")[0], " " not in text) for text in texts]
+    assert sorted(expected) == sorted(draw[:2] for draw in maps.draws for _ in range(draw.times))
+    assert [(draw.text, draw.ended) for draw in maps.draws] == [("cat", True), ("cat", False)]
+
+
 def test_the_prior_is_what_it_expects_before_any_word(tmp_path: Path, picture: Path) -> None:
     for mechanism in (WC, LC):
         model = caption_training.load(written(tmp_path / mechanism.family, mechanism))
@@ -316,9 +332,10 @@ def drawn_caption(draws: dict[str, int]) -> CaptionMaps:
 def test_a_draw_that_is_cut_is_another_caption() -> None:
     maps = drawn_caption({"a…": 3, "a": 1, "dog…": 1})
     words = "5 draws of the attention weights lead to 3 different captions; 1 of the draws to this one"
-    assert drawn_words(maps) == f"{words}; 4 of them are cut"
+    assert drawn_words(maps) == f"{words}; 4 of the draws are cut"
     entry = caption_entry(maps)["caption"]["draws"]
     assert entry == [["a", 3, False, False], ["a", 1, True, True], ["dog", 1, False, False]]
+    assert drawn_words(drawn_caption({"a…": 2})).endswith("lead to another caption, cut")
     cut = replace(maps, words=["a"], ended=False)
     assert [draw[2] for draw in caption_entry(cut)["caption"]["draws"]] == [True, False, False]
 

@@ -566,6 +566,8 @@ def test_classifiers_that_table_8_has_trained_are_judged_and_not_trained_again(
         taken = judged("taken", "--trained", str(runs), fresh=True)["per_seed"]["0"]
     (means,), (wanted,) = ([numbers["means"] for numbers in rows.values()] for rows in (taken, by_itself))
     assert means == wanted, "as if it had been trained here"
+    again = judged("taken", "--trained", str(tmp_path / "gone"))["per_seed"]["0"]
+    assert again == taken, "what is judged needs no classifier"
     judged_in = next((tmp_path / "taken").glob("**/result.json"))
     with pytest.raises(FileNotFoundError, match="must be a folder in which ea-table-8 has run"):
         judged("taken", "--trained", str(tmp_path / "data"), fresh=True)
@@ -575,6 +577,7 @@ def test_classifiers_that_table_8_has_trained_are_judged_and_not_trained_again(
     kept.write_text(f"{before.split()[0]} other\n")
     with pytest.raises(ValueError, match=r"--trained .* has runs that began with other weights than --model"):
         judged("other", "--trained", str(runs), fresh=True)
+    assert not (tmp_path / "other").exists(), "not even that this model's weights are those of its runs"
     assert kept.read_text().split()[1] == "other", "nothing is changed there"
     kept.unlink()
     with pytest.raises(ValueError, match=r"does not say with which weights its runs began: encoder\.sha256"):

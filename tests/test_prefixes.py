@@ -137,6 +137,27 @@ def test_all_parts_of_texts_are_read_as_alone_in_few_tokens(
                 np.testing.assert_allclose(own, model(**alone).logits.softmax(-1)[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("cached", [1, 4])
+def test_a_pass_keeps_few_tokens_for_those_that_follow(cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(words, "FEW", 40)
+    monkeypatch.setattr(words, "CACHED", cached)
+    model = verb_number("Llama")
+    classifier = WordClassifier(model, spoken())
+    text = classifier.read("the code of the vault is it")
+    kept = (np.arange(2**7)[:, None] >> np.arange(7)) & 1 == 1
+    longest, passes = len(classifier.code(text).places), list[int]()
+    by_prefix = model.by_prefix
+    monkeypatch.setattr(
+        model, "by_prefix", lambda ids, mask: passes.append(int(mask.sum())) or by_prefix(ids, mask)
+    )
+    classifier.probabilities(text, kept)
+    assert len(passes) > 1
+    # A row that begins a pass is read from its first token on.
+    assert max(passes) <= cached * (40 + longest) + longest
+    if cached == 4:
+        assert max(passes) > 2 * 40, "what rows share does not count"
+
+
 def test_a_model_that_reads_a_beginning_differently_for_several_texts_is_refused() -> None:
     class Wrong(torch.nn.Module):
         prefixes = True

@@ -104,13 +104,13 @@ def _print(console: object, maps: CaptionMaps, heading: str) -> None:
 def drawn_words(maps: CaptionMaps) -> str:
     """How many captions the draws of the weights lead to, in words."""
     same = sum(draw.times for draw in maps.draws if maps.is_of(draw))
+    cut = sum(draw.times for draw in maps.draws if not draw.ended)
     draws = "1 draw" if maps.samples == 1 else f"{maps.samples} draws"
     verb = "leads" if maps.samples == 1 else "lead"
     start = f"{draws} of the attention weights {verb} to"
     if len(maps.draws) == 1:
-        return f"{start} {'this caption' if same else 'another caption'}"
-    cut = sum(draw.times for draw in maps.draws if not draw.ended)
-    told = f"; {cut} of them {'is' if cut == 1 else 'are'} cut" if cut else ""
+        return f"{start} {'this caption' if same else 'another caption'}{', cut' if cut else ''}"
+    told = f"; {cut} of the draws {'is' if cut == 1 else 'are'} cut" if cut else ""
     return f"{start} {len(maps.draws)} different captions; {same or 'none'} of the draws to this one{told}"
 
 

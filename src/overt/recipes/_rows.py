@@ -234,11 +234,16 @@ def look_up(
                 else:
                     known.numbers[name, seed] = result
     tried = {(task.name, task.seed) for task in known.tasks}
-    for lost in (Lost(**each) for each in request.lost):
+    for lost in losses_of(request):
         if lost.row in rows and (lost.row, lost.seed) not in {*known.numbers, *tried}:
             settings = {**common, "row": rows[lost.row].settings(), "seed": lost.seed}
             known.lost += [lost] if hash_of(settings) == lost.settings else []
     return known
+
+
+def losses_of(request: Request) -> list[Lost]:
+    """The trainings that diverged in earlier commands, with whatever settings."""
+    return [Lost(**each) for each in request.lost if each.keys() == set(Lost._fields)]
 
 
 def _prepared(folder: Path, settings: dict[str, Any], fresh: bool) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ from overt.recipes._row_reports import (
     report_of,
     values,
 )
-from overt.recipes._rows import Known, Task, folder_name, look_up, rows_of, stored_result
+from overt.recipes._rows import Known, Task, folder_name, look_up, losses_of, rows_of, stored_result
 from overt.recipes._runs import finish_run, finished, run_record
 from overt.recipes._training import (
     be_quiet,
@@ -235,7 +235,8 @@ def with_meteor(request: Request, data: CaptionData, place: Path) -> Outcome:
     settings = next(iter(numbers.values()))["run"]["settings"]
     if settings["data"] != data.sha256:
         raise ValueError("--meteor needs the data of the stored result, and these are others")
-    return scored(Known(numbers, stored=len(numbers)), request, data, place, settings)
+    known = Known(numbers, stored=len(numbers), lost=losses_of(request))
+    return scored(known, request, data, place, settings)
 
 
 def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:

@@ -235,7 +235,8 @@ def run(request: Request) -> Outcome:
             raise ValueError(f"--rows {name} cannot be measured: {absent[rows[name].data]}")
     for data, reason in absent.items():
         leave_out(request, data, reason)
-    shared = shared_by(request, {rows[name].data for name in there}, read)
+    needed = {rows[name].data for name in there}
+    shared = shared_by(request, needed, read)
     known_rows = {name: replace(rows[name], source=source_of(rows[name], shared)) for name in there}
     device = torch_device(request.device).type
     place = request.out / ("quick" if quick else "full")
@@ -248,11 +249,19 @@ def run(request: Request) -> Outcome:
         "correlation": "of sizes",
     }
     training = shared.training
-    trained = of_table_8(known_rows, chosen, counts, shared)  # refused before anything is discarded
+    trained: dict[tuple[str, int], Path] = {}
+    if request.fresh:  # what is refused is so before anything is discarded
+        trained = of_table_8(
+            [(name, seed) for name in chosen for seed in range(counts[name])], known_rows, shared
+        )
+    check_all_weights(request, needed)
     known = look_up(
         request, known_rows, chosen, place, common, lambda row: training[row.data], device, counts
     )
-    adopt_all(known.tasks, trained, request)
+    untrained = [task for task in known.tasks if not is_trained(task)]
+    if not request.fresh:
+        trained = of_table_8([(task.name, task.seed) for task in untrained], known_rows, shared)
+    adopt_all(untrained, trained, request)
     numbers = dict(known.numbers)
     for name, row in known_rows.items():  # finished by earlier commands
         for seed in range(counts[name]):
@@ -362,13 +371,18 @@ def shared_by(request: Request, data: set[str], read: Mapping[str, Any] = NOTHIN
         model = rationale_training.small_encoder(request.out / "encoder", planted.vocabulary())
     if not quick and data & {SENTIMENT, REVIEWS}:
         model = pretrained(request)
-        check_weights(request.out, model, request.fresh)
-    if LANGUAGE in data:
-        check_weights(request.out, request.options["language-model"], request.fresh)
     alone = replace(request, console=None)  # type: ignore[arg-type]  # other processes have their own
     samples = request.options["lime-samples"] or (QUICK_SAMPLES if quick else SAMPLES)
     training = training_of(quick, reviews, request.options["steps"])
     return Shared(alone, model, reviews, sentences, samples, training)
+
+
+def check_all_weights(request: Request, data: set[str]) -> None:
+    """As `check_weights`, of the pretrained models that the rows of these data need."""
+    if data & {SENTIMENT, REVIEWS} and not request.options["quick"]:
+        check_weights(request.out, pretrained(request), request.fresh)
+    if LANGUAGE in data:
+        check_weights(request.out, request.options["language-model"], request.fresh)
 
 
 def training_of(quick: bool, reviews: Reviews | None, steps: int | None) -> dict[str, Any]:
@@ -423,37 +437,47 @@ def half_differences(by_row: Mapping[str, Mapping[int, dict[str, Any]]]) -> dict
 
 
 def of_table_8(
-    rows: Mapping[str, JudgedRow], chosen: Sequence[str], seeds: Mapping[str, int], shared: Shared
+    wanted: Iterable[tuple[str, int]], rows: Mapping[str, JudgedRow], shared: Shared
 ) -> dict[tuple[str, int], Path]:
     """Row and seed → the run of ea-table-8 in --trained that has its classifier of movie reviews.
 
     Where there is none, it is to be trained. Runs of classifiers that were trained otherwise are refused.
+
+    Args:
+        wanted: rows and seeds that are to be trained.
+        rows: all rows.
+        shared: what they need.
     """
-    request = shared.request
-    wanted = [name for name in chosen if rows[name].data == REVIEWS]
+    request, found = shared.request, {}
+    wanted = [(name, seed) for name, seed in wanted if rows[name].data == REVIEWS]
     if request.options["trained"] is None or not wanted:
         return {}
     assert shared.model is not None
-    runs, found = Path(request.options["trained"]), {}
-    for name in wanted:
+    runs = Path(request.options["trained"])
+    for name, seed in wanted:
         row = rows[name]
-        common = {key: row.source[key] for key in ("data", "model", "training")}
-        common["mechanisms"] = settings_of(row.mechanisms)
-        common["precision"] = precision_of_products(request.device)
-        for seed in range(seeds[name]):
-            run = faithfulness_models.run_of_table_8(runs, row.form, seed, {**common, "seed": seed})
-            if run is not None:
-                found[name, seed] = run
+        settings = {key: row.source[key] for key in ("data", "model", "training")}
+        settings["mechanisms"] = settings_of(row.mechanisms)
+        settings |= {"precision": precision_of_products(request.device), "seed": seed}
+        run = faithfulness_models.run_of_table_8(runs, row.form, seed, settings)
+        if run is not None:
+            found[name, seed] = run
     if found:
         check_began_with("--trained", runs, shared.model)
     return found
 
 
 def adopt_all(tasks: Sequence[Task], runs: Mapping[tuple[str, int], Path], request: Request) -> None:
-    """Take the classifiers of movie reviews that ea-table-8 has trained, rather than train the same again."""
-    if request.options["trained"] is None:
+    """Take the classifiers of movie reviews that ea-table-8 has trained, rather than train the same again.
+
+    Args:
+        tasks: whose models are not trained.
+        runs: row and seed → the run that has the model.
+        request: of the run.
+    """
+    wanting = [task for task in tasks if task.row.data == REVIEWS]
+    if request.options["trained"] is None or not wanting:
         return
-    wanting = [task for task in tasks if task.row.data == REVIEWS and not is_trained(task)]
     there = [task for task in wanting if (task.name, task.seed) in runs]
     for task in there:
         shutil.rmtree(task.folder / PARTS, ignore_errors=True)  # of an earlier training

@@ -264,9 +264,15 @@ def load_available(
 
 
 def in_stored(request: Request, key: str) -> list[str]:
-    """The tasks or forms of the earlier result file, which are kept where they are not asked for."""
+    """The tasks or forms of the earlier result file, which are kept where they are not asked for.
+
+    Also those of which it has nothing but that their trainings diverged.
+    """
     entries = [numbers for rows in request.stored.values() for numbers in rows.values()]
     rows = [entry.get("run", {}).get("settings", {}).get("row", {}) for entry in entries]
+    lost = {each["row"] for each in request.lost}
+    every = [(form, task) for form in forms() for task in (*glue.TASKS, *squad.NAMES)]
+    rows += [{"form": form, "task": task} for form, task in every if row_name(form, task) in lost]
     return list(dict.fromkeys(row[key] for row in rows if key in row))
 
 
