@@ -188,7 +188,8 @@ class Work:
         ahead = self.waiting + self.running
         if ahead >= self.limits.queue + self.limits.workers:
             self.metrics.counts["busy"] += 1
-            line = f"busy: {self.waiting} requests are waiting, try again in a moment"
+            waiting = min(self.waiting, self.limits.queue)  # others are about to run
+            line = f"busy: {waiting} requests are waiting, try again in a moment"
             raise RefusedError(503, line, whole_seconds(self._mean * ahead / self.limits.workers))
         loop = asyncio.get_running_loop()
         job = _Job(key, make, loop.create_future(), loop)
