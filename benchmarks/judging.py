@@ -77,7 +77,10 @@ def main() -> None:
     if not all(1 <= count <= len(SENTENCE) for count in options.words):
         raise SystemExit(f"--words must be from 1 to {len(SENTENCE)}, got {options.words}")
     name = options.model or f"random, {options.layers} layers × 576"
-    model, tokenizer = load_verb_number(options.model) if options.model else random_model(options.layers)
+    try:
+        model, tokenizer = load_verb_number(options.model) if options.model else random_model(options.layers)
+    except ValueError as error:
+        raise SystemExit(str(error).replace("--language-model", "--model")) from None
     if not model.prefixes:
         raise SystemExit(f"{name} has a cache of another kind: it reads each part for itself in any case")
     table = Table("words", "parts", "each for itself, s", "batches of", "beginnings once, s", "×", title=name)

@@ -518,6 +518,11 @@ def test_what_a_full_run_needs_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv("OVERT_DATA", raising=False)
     with pytest.raises(ValueError, match=r"--rows .* cannot be measured: it needs --language-model"):
         reproduce.run("faithfulness", extra=["--rows", "language model plain"], out=tmp_path)
+    gone = ["--rows", "language model plain", "--language-model", str(tmp_path / "gone")]
+    with pytest.raises(
+        ValueError, match=r"^--language-model .*gone must be a causal language model, a folder"
+    ):
+        reproduce.run("faithfulness", extra=gone, out=tmp_path / "without")
     with pytest.raises(ValueError, match=r"--rows SST-2 plain cannot be measured: .* has no train\.tsv"):
         reproduce.run(
             "faithfulness", data=tmp_path, model="a", extra=["--rows", "SST-2 plain"], out=tmp_path / "run"

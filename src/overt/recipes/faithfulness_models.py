@@ -185,8 +185,14 @@ def load_verb_number(path: str) -> tuple[VerbNumber, Any]:
     from tokenizers.processors import TemplateProcessing
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(path)
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    except (OSError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)[:120]
+        raise ValueError(
+            f"--language-model {path} must be a causal language model, a folder or on the hub: {reason}"
+        ) from None
     first = tokenizer.bos_token or tokenizer.eos_token
     if first is None:
         raise ValueError(f"--language-model {path} must have a token that begins or ends a text")
