@@ -683,4 +683,12 @@ def test_the_guide_says_what_was_measured() -> None:
         assert swapped in guide
         assert swapped in remark
         assert mean.removeprefix("−") in guide
-    assert set(shown) == {SOFT, QUESTION_ONLY, SHUFFLED}, "the guide says which rows are measured"
+    random = {row: cells[0] for row, cells in shown.items() if row not in (SOFT, QUESTION_ONLY, SHUFFLED)}
+    assert set(random.values()) == {"2"}, "the guide says how many seeds are measured"
+    _, mean, interval, *_ = gains[f"{WC} − {SOFT}"]
+    assert f"{mean} points more than soft attention ({interval.replace(' … ', ' to ')};" in guide
+    assert f"{mean} points more than soft attention ({interval.replace(' … ', ' to ')};" in remark
+    leaking = tables("bam-table-2-daquar-published")["Differences with the same seed: accuracy, clean"]
+    _, mean, interval, *_ = leaking[f"{QUESTION_ONLY} − {SOFT}"]
+    low, high = (float(end.replace("−", "-")) for end in interval.split(" … "))
+    assert f"{mean.removeprefix('−')} points more than question only ({-high:.2f} to {-low:.2f})" in guide
