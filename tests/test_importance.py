@@ -14,6 +14,7 @@ import overt
 from families import BY_NAME, TEXT, build, inputs_of, llama_like, tokens
 from overt.models.agreement import AgreementClassifier
 from overt.tracing.capture import CapturedAttention
+from overt.tracing.methods import gradients
 from overt.tracing.mixing.effective import effective_map
 from overt.tracing.mixing.norm import norm_map
 from overt.tracing.mixing.projected import projected
@@ -153,6 +154,29 @@ def test_integrated_gradients_add_up_to_the_change_from_a_blank_sentence() -> No
     change = probability(model, inputs) - probability(model, {**inputs, "input_ids": blank})
     expected = change.gather(1, target.unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(found.sum(dim=-1).flatten(), expected, atol=2e-4, rtol=0)
+
+
+def test_integrated_gradients_keep_no_more_of_a_long_text_than_of_a_short_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("captum", reason="needs the extra interpret")
+    model, inputs = agreement()
+    rows: list[int] = []
+    model.register_forward_hook(lambda _module, _args, output: rows.append(len(output["logits"])))
+    options: Any = {"target": torch.tensor([0, 1]), "kind": "integrated", "unk": 2}
+
+    def found() -> tuple[Tensor, int]:
+        rows.clear()
+        values = overt.trace(model, inputs).gradients(**options)
+        return values, max(rows)
+
+    values, most = found()
+    assert most == gradients.TOGETHER
+    for tokens_of_a_pass, expected in ((4 * 10, 10), (4 * 3, 2), (1, 2)):  # whole sentences, both at least
+        monkeypatch.setattr(gradients, "TOKENS", tokens_of_a_pass)
+        others, most = found()
+        assert most == expected
+        torch.testing.assert_close(others, values, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["BERT", "ALBERT", "Llama", "T5", "BART", "DistilBERT"])

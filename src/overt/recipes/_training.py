@@ -145,6 +145,12 @@ def one_thread() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
+def leave_memory(device: str) -> None:
+    """Leave a GPU's memory that this process keeps, but does not use, to others that work beside it."""
+    if torch_device(device).type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def process_number() -> int:
     """Which of a training's processes this is; 0 for the first or only one."""
     return int(os.environ.get("RANK", "0"))

@@ -45,6 +45,7 @@ from overt.recipes._runs import check_weights, finish_run, finite, load_tokenize
 from overt.recipes._training import (
     be_quiet,
     hardware,
+    leave_memory,
     one_thread,
     precision_of_products,
     processes,
@@ -403,6 +404,7 @@ def judge(
         kept.append(method)
         begun += steps[method]
         told.rest(begun)
+        leave_memory(task.device)
 
     found = evaluate(
         model,

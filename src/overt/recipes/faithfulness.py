@@ -62,6 +62,7 @@ from overt.recipes._runs import (
 from overt.recipes._training import (
     be_quiet,
     hardware,
+    leave_memory,
     one_thread,
     precision_of_products,
     progress_bar,
@@ -634,6 +635,7 @@ def perform(task: Task, shared: Shared, tell: Tell) -> dict[str, Any]:
                     by_text[GROUND] = subject_first(found.texts, found.scores, truth)
                 write_whole(part_of(task, method), json.dumps(plain(found, by_text)))
             told.judged(method)
+            leave_memory(task.device)
 
         if left:  # an earlier run may have been interrupted after the last method
             evaluate(

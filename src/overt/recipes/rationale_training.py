@@ -22,7 +22,7 @@ from overt.judge.rationales.words import WordClassifier
 from overt.mechanisms.mechanism import Mechanism
 from overt.models.rationale import RationaleClassifier
 from overt.recipes._rows import settings_of
-from overt.recipes._training import short_products, times, torch_device
+from overt.recipes._training import leave_memory, short_products, times, torch_device
 from overt.recipes.translation_training import Batches, fit
 
 TEST_BATCH = 32
@@ -272,6 +272,7 @@ def train(
     model.save_pretrained(folder / MODEL)
     tokenizer.save_pretrained(folder / MODEL)
     write_whole(folder / TRAINED, json.dumps(numbers))
+    leave_memory(device)
     return model.to(torch_device(device)).eval(), numbers
 
 

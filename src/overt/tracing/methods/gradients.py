@@ -19,6 +19,9 @@ from overt.tracing.options import Arguments, Options
 from overt.tracing.subject import Subject, checkpointed, with_history
 
 Gradient = Literal["norm", "input", "integrated", "sum"]
+# Rows, and about how many of their tokens, that integrated gradients have a pass for at once: it keeps what all
+# of them need for the backward pass.
+TOGETHER, TOKENS = 64, 2**13
 
 
 class GradientsArguments(Arguments, total=False):
@@ -139,7 +142,7 @@ def _integrated(
         tuple(leaves.values),
         tuple(leaves.blank(unknown)),
         n_steps=options.steps,
-        internal_batch_size=max(rows, 64),
+        internal_batch_size=max(rows, min(TOGETHER, TOKENS * rows // subject.mask.numel())),
     )
     return attributions
 
