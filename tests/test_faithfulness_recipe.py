@@ -624,3 +624,31 @@ def test_the_guide_quotes_the_table_as_it_was_measured() -> None:
     assert [name for name, *_ in shown] == [name for name, _ in table["rows"]], "the best first"
     missing = stored["config"]["missing"]
     assert ("not been measured" in guide) == bool(missing), "what is left to measure is said while it is"
+
+
+def test_the_guide_says_what_the_language_model_has_shown() -> None:
+    root = Path(__file__).parents[1]
+    tables = json.loads((root / "results" / "faithfulness.json").read_text())["tables"]
+    (table,) = (table for table in tables if table["title"].startswith("language model plain: 300 texts"))
+    rows, columns = dict(table["rows"]), table["columns"]
+    ranking = [place for place, name in enumerate(columns) if name.endswith(("↑", "↓"))]
+    assert len(ranking) == 6
+
+    def beats_random(method: str) -> int:
+        return sum("°" not in rows[method][place] for place in ranking)
+
+    def mean(method: str, column: int) -> str:
+        return str(rows[method][column].split(" [")[0])
+
+    assert [sum("*" in rows[method][place] for place in ranking) for method in ("LIME", "blank-out")] == [6, 0]
+    rollouts = ["rollout", "effective attention rollout", "rollout of norms", "value zeroing"]
+    rollouts += ["attention × gradient rollout", "ALTI rollout", "relevance"]
+    assert [beats_random(method) for method in rollouts] == [0, 0, 0, 0, 0, 4, 1]
+    assert beats_random("raw") == 4
+    guide = " ".join((root / "docs" / "judge.md").read_text().split())
+    comprehensiveness, shuffled = 0, columns.index("ρ with shuffled weights → 0")
+    assert f"(ρ {mean('rollout', shuffled)} for rollout, {mean('flow', shuffled)} for flow)" in guide
+    three = [mean(method, comprehensiveness) for method in ("rollout", "flow", "random")]
+    assert "({} and {}, random {})".format(*three) in guide
+    two = [mean(method, column) for method in rollouts[-2:] for column in (comprehensiveness, shuffled)]
+    assert "Rollout over ALTI ({}; ρ shuffled {}) and of relevance ({}; {})".format(*two) in guide

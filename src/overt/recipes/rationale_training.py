@@ -25,7 +25,7 @@ from overt.recipes._rows import settings_of
 from overt.recipes._training import leave_memory, short_products, times, torch_device
 from overt.recipes.translation_training import Batches, fit
 
-TEST_BATCH = 32
+TEST_BATCH = 8  # long texts, whose encoder keeps maps
 TRAINED, MODEL = "trained.json", "model"  # of a run, once it is trained: its numbers, and the model
 Row = tuple[dict[str, list[int]], int]  # a text's arguments, and its class
 
