@@ -165,7 +165,7 @@ def test_the_guide_and_the_remark_say_what_was_measured() -> None:
     of_best = [float(rows[name][8]) for name in list(rows)[1:3]]
     assert f"{min(at_start):.0f} and {max(at_start):.0f} times the variance" in remark
     assert f"{min(of_best):.0f} and {max(of_best):.0f} times in the best epoch" in remark
-    rows = dict(photographs["rows"])
-    assert [cells[0] for cells in rows.values()] == ["0 of 2", "0 of 2", "0 of 1", "0 of 1"]
-    assert "it is {}, {} and {} times".format(*(cells[5] for cells in list(rows.values())[1:])) in guide
-    assert f"{float(list(rows.values())[2][5]):.0f} and {float(list(rows.values())[1][5]):.0f} times at" in remark
+    cells = [each for _, each in photographs["rows"]]
+    assert [each[0] for each in cells] == ["0 of 2", "0 of 2", "0 of 1", "0 of 1"]
+    assert "it is {}, {} and {} times".format(*(each[5] for each in cells[1:])) in guide
+    assert f"{float(cells[2][5]):.0f} and {float(cells[1][5]):.0f} times at" in remark

@@ -640,7 +640,8 @@ def test_the_guide_says_what_the_language_model_has_shown() -> None:
     def mean(method: str, column: int) -> str:
         return str(rows[method][column].split(" [")[0])
 
-    assert [sum("*" in rows[method][place] for place in ranking) for method in ("LIME", "blank-out")] == [6, 0]
+    leads = [sum("*" in rows[method][place] for place in ranking) for method in ("LIME", "blank-out")]
+    assert leads == [6, 0]
     rollouts = ["rollout", "effective attention rollout", "rollout of norms", "value zeroing"]
     rollouts += ["attention × gradient rollout", "ALTI rollout", "relevance"]
     assert [beats_random(method) for method in rollouts] == [0, 0, 0, 0, 0, 4, 1]

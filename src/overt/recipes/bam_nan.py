@@ -310,7 +310,7 @@ def report_nan(outcome: Outcome) -> Report:
             columns += [f"variance of the gradient {when}", "÷ that of BAM-WC", "÷ squared mean"]
         grids.append(Grid(f"{dataset}", columns, lines))
     trainings = {name: each["training"] for name, each in outcome.config["datasets"].items()}
-    lengths = " and ".join(f"{counted(each['updates'], 'update')} ({name})" for name, each in trainings.items())
+    lengths = [f"{counted(each['updates'], 'update')} ({name})" for name, each in trainings.items()]
     clip = next(iter(trainings.values()))["clip"]
     notes = [
         "Published: Gaussian weights "
@@ -329,9 +329,9 @@ def report_nan(outcome: Outcome) -> Report:
         "The KL of a word is its mean over the regions, as in the authors' code and in all rows of "
         "bam-table-3. Summed over the regions, as in the bound on the likelihood, it would weigh as many "
         "times more as there are regions, which might be less stable.",
-        f"Training as in bam-table-3, without an early end: {lengths}, gradients clipped at a norm of "
-        f"{clip:g}, in float32 (on a GPU with products in TF32, which has the same range). The authors' code "
-        "clips each number of the gradient at 0.1.",
+        f"Training as in bam-table-3, without an early end: {' and '.join(lengths)}, gradients clipped at a "
+        f"norm of {clip:g}, in float32 (on a GPU with products in TF32, which has the same range). The "
+        "authors' code clips each number of the gradient at 0.1.",
         notes_on_runs(outcome)[-1],
     ]
     return Report([grid for grid in grids if grid.rows], notes)

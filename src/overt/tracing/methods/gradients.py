@@ -19,8 +19,8 @@ from overt.tracing.options import Arguments, Options
 from overt.tracing.subject import Subject, checkpointed, with_history
 
 Gradient = Literal["norm", "input", "integrated", "sum"]
-# Rows, and about how many of their tokens, that integrated gradients have a pass for at once: it keeps what all
-# of them need for the backward pass.
+# Rows, and about how many of their tokens, in a pass of integrated gradients, which keeps what all of them
+# need for the backward pass.
 TOGETHER, TOKENS = 64, 2**13
 
 
