@@ -255,6 +255,27 @@ def test_a_method_is_no_better_for_few_rivals_few_models_or_what_people_mark() -
     assert order["flow"][0] == pytest.approx((0.75 + 0.75 + 0) / 3), "plausibility does not count"
 
 
+def test_the_overview_has_each_data_alone_where_there_are_several() -> None:
+    def cells(*order: str) -> dict[str, Any]:
+        return {"between": {name: [-float(place)] for place, name in enumerate(order)}}
+
+    found = {"one two plain": cells("raw", "flow", "lime"), "one two evolving": cells("raw", "flow", "lime")}
+    found["three plain"] = cells("lime", "flow")
+    config = {
+        "cells": found,
+        "rows": {name: {"form": name.split()[-1]} for name in found},
+        "seconds": {name: {"lime": 0.001 * len(name)} for name in found},
+    }
+    grid = report.overview(config)
+    assert grid.columns[:3] == ["faithfulness", "one two", "three"]
+    assert grid.columns[-3:] == ["ms a text, one two", "ms a text, three", "models"]
+    rows = {name: list(row[:3] + row[-3:]) for name, row in grid.rows}
+    assert rows["raw"] == ["100", "100", "–", "–", "–", "2"]
+    assert rows["LIME"] == ["33", "0", "100", "14", "11", "3"]
+    alone = report.overview(config | {"cells": {"three plain": found["three plain"]}})
+    assert alone.columns == ["faithfulness", "LeRF − MoRF", "ms a text", "models"]
+
+
 def test_the_picture_says_what_its_marks_are_and_orders_methods_as_the_table_does(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra view")
     values = {
@@ -641,15 +662,23 @@ def test_the_guide_says_what_the_language_model_has_shown() -> None:
         return str(rows[method][column].split(" [")[0])
 
     leads = [sum("*" in rows[method][place] for place in ranking) for method in ("LIME", "blank-out")]
+    guide = " ".join((root / "docs" / "judge.md").read_text().split())
     assert leads == [6, 0]
+    assert "LIME led or shared the lead in all six columns that rank methods, blank-out in none" in guide
     rollouts = ["rollout", "effective attention rollout", "rollout of norms", "value zeroing"]
     rollouts += ["attention × gradient rollout", "ALTI rollout", "relevance"]
     assert [beats_random(method) for method in rollouts] == [0, 0, 0, 0, 0, 4, 1]
+    assert "rollout, over five of seven graphs, in none" in guide
     assert beats_random("raw") == 4
-    guide = " ".join((root / "docs" / "judge.md").read_text().split())
+    assert "raw attention beat random scores in four columns of six" in guide
+    for method in ("ALTI flow", "gradient norm", "gradient × input"):
+        assert beats_random(method) == 0
+    not_ranked = {table["rows"][0][0], "random", "best order"}
+    best = {method for method in rows if beats_random(method) == 6} - not_ranked
+    assert best == {"LIME", "integrated gradients", "blank-out", "blank-out, absolute"}
     comprehensiveness, shuffled = 0, columns.index("ρ with shuffled weights → 0")
     assert f"(ρ {mean('rollout', shuffled)} for rollout, {mean('flow', shuffled)} for flow)" in guide
     three = [mean(method, comprehensiveness) for method in ("rollout", "flow", "random")]
     assert "({} and {}, random {})".format(*three) in guide
     two = [mean(method, column) for method in rollouts[-2:] for column in (comprehensiveness, shuffled)]
-    assert "Rollout over ALTI ({}; ρ shuffled {}) and of relevance ({}; {})".format(*two) in guide
+    assert "Rollout over ALTI ({}; ρ shuffled {}) and of relevance ({}; {}) are not".format(*two) in guide

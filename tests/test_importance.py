@@ -156,7 +156,7 @@ def test_integrated_gradients_add_up_to_the_change_from_a_blank_sentence() -> No
     torch.testing.assert_close(found.sum(dim=-1).flatten(), expected, atol=2e-4, rtol=0)
 
 
-def test_integrated_gradients_keep_no_more_of_a_long_text_than_of_a_short_one(
+def test_a_pass_of_integrated_gradients_has_so_many_tokens_at_most_but_the_whole_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("captum", reason="needs the extra interpret")

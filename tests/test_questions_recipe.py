@@ -684,7 +684,8 @@ def test_the_guide_says_what_was_measured() -> None:
         assert swapped in remark
         assert mean.removeprefix("−") in guide
     random = {row: cells[0] for row, cells in shown.items() if row not in (SOFT, QUESTION_ONLY, SHUFFLED)}
-    assert set(random.values()) == {"2"}, "the guide says how many seeds are measured"
+    assert set(random.values()) == {"2"}
+    assert "Rows with random attention have two of ten seeds" in guide
     _, mean, interval, *_ = gains[f"{WC} − {SOFT}"]
     assert f"{mean} points more than soft attention ({interval.replace(' … ', ' to ')};" in guide
     assert f"{mean} points more than soft attention ({interval.replace(' … ', ' to ')};" in remark

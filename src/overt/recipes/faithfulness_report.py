@@ -220,19 +220,36 @@ def models_of(config: Mapping[str, Any], method: str) -> int:
     return sum(any(method in found for found in cells.values()) for cells in config["cells"].values())
 
 
+def by_data(config: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Data → the rows of models that were judged on them, "DATA FORM"."""
+    found: dict[str, list[str]] = {}
+    for name in config["cells"]:
+        found.setdefault(name.removesuffix(f" {config['rows'][name]['form']}"), []).append(name)
+    return found
+
+
 def overview(config: Mapping[str, Any]) -> Grid:
-    """How many of the others each method beats, by protocol, and what it costs."""
+    """How many of the others each method beats, by protocol and by data, and what it costs."""
     order = order_of(config)
     shown = [key for key in PROTOCOLS if any(key in cells for cells in config["cells"].values())]
+    data = by_data(config)
+    parts = {
+        each: order_of({"cells": {name: config["cells"][name] for name in rows}})
+        for each, rows in data.items()
+        if len(data) > 1
+    }
     lines = []
     for method, (share, means) in order.items():
-        seconds = [each[method] for each in config["seconds"].values() if method in each]
-        cells = [_percent(means.get(key)) for key in shown]
-        time = f"{1000 * float(np.median(seconds)):,.0f}" if seconds else "–"
-        lines.append((title_of(method), [_percent(share), *cells, time, str(models_of(config, method))]))
-    headings = [PROTOCOLS[key][0].rstrip(" ↑↓") for key in shown]
+        cells = [_percent(share), *(_percent(part.get(method, (None,))[0]) for part in parts.values())]
+        cells += [_percent(means.get(key)) for key in shown]
+        for rows in data.values():
+            seconds = [found[method] for name in rows if method in (found := config["seconds"][name])]
+            cells.append(f"{1000 * float(np.median(seconds)):,.0f}" if seconds else "–")
+        lines.append((title_of(method), [*cells, str(models_of(config, method))]))
+    headings = ["faithfulness", *parts, *(PROTOCOLS[key][0].rstrip(" ↑↓") for key in shown)]
+    times = [f"ms a text, {each}" for each in data] if parts else ["ms a text"]
     title = "How many of the other methods each one beats, in %, mean over models, and its cost"
-    return Grid(title, ["faithfulness", *headings, "ms a text", "models"], lines)
+    return Grid(title, [*headings, *times, "models"], lines)
 
 
 def _percent(share: float | None) -> str:
@@ -357,7 +374,8 @@ def notes_of(outcome: Outcome) -> list[str]:
         "model; “models” says to how many a method does, and those of fewer than half of them come last. "
         "“Faithfulness” is the mean over protocols without plausibility, which is none, and without shuffled "
         "weights, which a method must not be deaf to, but is no better for, and without agreement with "
-        "blank-out, in which blank-out has no part. Controls are not counted.",
+        "blank-out, in which blank-out has no part. Controls are not counted. Columns named after data are "
+        "the same over the models of these data alone, which may disagree.",
         "Each interval and each difference is for itself. There are hundreds: where nothing differs, 1 of 20 "
         "says that something does.",
         "ms a text is the median time of one text's scores, for methods that read maps with the trace, "
