@@ -22,6 +22,7 @@ from overt.data.eraser import Example
 from overt.judge.rationales import METHODS, evaluate
 from overt.judge.rationales.methods import Scorer
 from overt.judge.rationales.words import WordClassifier
+from overt.tracing.methods import gradients
 from small_rationales import Planted, small_rationale
 from small_text import WORDS, small_bert
 from writing import byte_tokenizer
@@ -81,6 +82,31 @@ def test_methods_that_ask_the_classifier_find_the_planted_words(planted: Any, to
     assert "pooling attention" in table
     assert "–" in table
     assert json.loads(json.dumps(found.to_dict()))["methods"]["lime"]["texts"] == 1
+
+
+def test_integrated_gradients_of_windows_do_not_depend_on_how_many_are_in_a_pass(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_rationale(tmp_path, window=8)
+    windows: list[int] = []
+
+    def count(_module: nn.Module, _args: Any, output: Any) -> None:
+        if torch.is_grad_enabled():  # not where words are deleted
+            windows.append(len(output[0]))
+
+    model.encoder.register_forward_hook(count)
+
+    def found() -> tuple[Any, int]:
+        windows.clear()
+        scores = evaluate(model, tokenizer, [TEXT], methods=["integrated"], shares=(0.5,)).methods
+        return scores["integrated"].scores[0], max(windows)
+
+    scores, most = found()
+    assert most > 12
+    monkeypatch.setattr(gradients, "TOKENS", 6 * 8)
+    again, most = found()
+    assert most <= 6
+    np.testing.assert_allclose(again, scores, rtol=1e-4, atol=1e-6)
 
 
 def test_deleted_words_are_deleted_and_not_masked(planted: Any, tokenizer: Any) -> None:
