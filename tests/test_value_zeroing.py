@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import overt
 from families import BY_NAME, inputs_of, tokens
+from overt.tracing.copies import Copies, as_it_is
 from overt.tracing.mixing import value_zeroing
 
 MIXING = "value-zeroing"
@@ -188,8 +189,80 @@ def test_a_bayesian_model_has_posterior_samples_of_it() -> None:
     assert not torch.allclose(traced.draws[0].maps[1], traced.draws[1].maps[1], atol=1e-4)
 
 
+def rows_of_runs(monkeypatch: pytest.MonkeyPatch, layer: Any) -> tuple[list[int], list[int]]:
+    """Rows of each run of a layer, and of each map that is made of scores in it, filled as it runs."""
+    runs: list[int] = []
+    maps: list[int] = []
+    layer.register_forward_pre_hook(lambda _module, args: runs.append(len(args[0])))
+    softmax = F.softmax
+
+    def counted(scores: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        maps.append(len(scores))
+        return softmax(scores, *args, **kwargs)
+
+    monkeypatch.setattr(F, "softmax", counted)
+    return runs, maps
+
+
+def test_copies_of_a_layer_share_the_weights_of_its_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = BY_NAME["BERT"].make().eval()
+    inputs = inputs_of(BY_NAME["BERT"], padded=True)
+    batch, count = inputs["input_ids"].shape
+    runs, maps = rows_of_runs(monkeypatch, model.get_submodule("bert.encoder.layer.0"))
+    overt.trace(model, inputs, mixing=MIXING)
+    assert max(runs) == batch * count
+    assert set(maps) == {batch}
+    maps.clear()
+    monkeypatch.setattr(value_zeroing, "MOST_TOKENS", 0)
+    overt.trace(model, inputs, mixing=MIXING)
+    assert max(maps) == batch * count
+
+
+@pytest.mark.parametrize("name", ["BERT", "Llama", "GPT-2", "ViT", "T5", "BART", "Gemma 2", "Mistral"])
+@pytest.mark.parametrize("mechanism", [None, overt.Bayesian(k=3.0)], ids=["plain", "Bayesian"])
+def test_maps_are_the_same_whether_copies_share_weights_or_not(
+    name: str, mechanism: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = BY_NAME[name]
+    model: Any = family.make()
+    if mechanism is not None:
+        overt.attach(model, mechanism)
+    inputs = inputs_of(family, padded=name not in ("ViT", "GPT-2"))
+    samples = 0 if mechanism is None else 1
+    shared = overt.trace(model, inputs, mixing=MIXING, samples=samples)
+    monkeypatch.setattr(value_zeroing, "MOST_TOKENS", 0)
+    apart = overt.trace(model, inputs, mixing=MIXING, samples=samples)
+    pairs = [(shared, apart), *zip(shared.draws or (), apart.draws or (), strict=True)]
+    assert len(pairs) == 1 + samples
+    for one, other in pairs:
+        for ours, theirs in zip(one.maps, other.maps, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
+
+
+def test_a_layer_whose_attention_does_not_fit_copies_runs_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that runs twice, whose queries may differ then, or whose outputs are laid out otherwise."""
+    copies = Copies("layer", 2)
+    copies.begin(as_it_is)
+    with pytest.raises(ValueError, match="layer attends twice in one run of its layer"):
+        copies.begin(as_it_is)
+    with pytest.raises(ValueError, match=r"layer must give outputs of shape .*, got \(2, 5, 12\)"):
+        copies.apart(torch.zeros(2, 5, 12))
+    model = BY_NAME["BERT"].make()
+    wanted = overt.trace(model, tokens(), mixing=MIXING)
+
+    def refuse(self: Copies, output: Tensor) -> Tensor:
+        raise ValueError(f"{self.path}: {tuple(output.shape)}")
+
+    monkeypatch.setattr(Copies, "apart", refuse)
+    found = overt.trace(model, tokens(), mixing=MIXING)
+    for ours, theirs in zip(found.maps, wanted.maps, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
+
+
 @pytest.mark.parametrize("samples", [0, 2])
-def test_a_bayesian_layer_runs_in_copies_only_where_it_draws_nothing(
+def test_a_bayesian_layer_that_draws_runs_in_copies_only_if_they_share_weights(
     monkeypatch: pytest.MonkeyPatch, samples: int
 ) -> None:
     model: Any = BY_NAME["BERT"].make().eval()
@@ -197,17 +270,25 @@ def test_a_bayesian_layer_runs_in_copies_only_where_it_draws_nothing(
     calls: list[int] = []
     layer = model.base_model.encoder.layer[1]
     layer.register_forward_hook(lambda _module, args, _output: calls.append(len(args[0])))
-    together = overt.trace(model, tokens(), mixing=MIXING, samples=samples)
-    few = len(calls)
-    monkeypatch.setattr(value_zeroing, "MOST_ROWS", 1)
-    alone = overt.trace(model, tokens(), mixing=MIXING, samples=samples)
-    assert max(calls) > len(tokens())
-    assert few < len(calls) - few
-    traces = [(together, alone), *zip(together.draws or (), alone.draws or (), strict=True)]
-    assert len(traces) == 1 + samples
-    for one, other in traces:
-        for ours, theirs in zip(one.maps, other.maps, strict=True):
-            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
+    counts, traces = [], []
+    for most, name in ((128, ""), (128, "MOST_TOKENS"), (1, "MOST_ROWS")):
+        calls.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(value_zeroing, "MOST_ROWS", most)
+            if name:
+                patched.setattr(value_zeroing, name, min(most, 1))
+            traces.append(overt.trace(model, tokens(), mixing=MIXING, samples=samples))
+        counts.append(len(calls))
+        assert (max(calls) > len(tokens())) == (most > 1)
+    shared, apart, alone = counts
+    assert shared < alone
+    assert (shared < apart) == (samples > 0), "copies draw other noise, unless they share it"
+    for found in traces[:2]:
+        pairs = [(found, traces[2]), *zip(found.draws or (), traces[2].draws or (), strict=True)]
+        assert len(pairs) == 1 + samples
+        for one, other in pairs:
+            for ours, theirs in zip(one.maps, other.maps, strict=True):
+                torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
 
 
 def test_an_attention_outside_of_all_layers_is_refused() -> None:

@@ -36,6 +36,7 @@ from overt.mechanisms.rows import Rows
 from overt.mechanisms.site import Kind
 from overt.models.augmented_conv import AugmentedConv2d
 from overt.tracing.asked import HIDDEN, Asked, Sight, version_of
+from overt.tracing.copies import Copies, Edit, as_it_is
 from overt.tracing.options import check_bytes
 
 if TYPE_CHECKING:
@@ -121,7 +122,6 @@ class CapturedAttention:
 
 
 Seen = Callable[[CapturedAttention], None]
-Edit = Callable[[str, Tensor], Tensor]
 Inside = Callable[[str, str], bool]
 
 
@@ -135,6 +135,8 @@ class Watch:
         parts: whether to capture the parts of mechanisms.
         edit: if set, takes an attention's path and its values, (batch, head, key, dim), and returns the
             values to mix instead; there are no callbacks while it is set.
+        copies: while a layer runs on copies of its batch that differ in one attention's values: those.
+        takes_copies: paths of attentions that make the weights of such copies once.
         budget: decides between maps and states; None for maps.
         inside: whether the call at a path, in a chain, is traced; others need not be captured.
     """
@@ -143,6 +145,8 @@ class Watch:
     values: bool
     parts: bool
     edit: Edit | None = None
+    copies: Copies | None = None
+    takes_copies: set[str] = field(default_factory=set)
     budget: Budget | None = None
     inside: Inside = lambda *_: True
     # By the storage of their output, until it is projected; holding the output keeps its memory from reuse.
@@ -169,6 +173,25 @@ class Watch:
     attended: set[int] = field(default_factory=set)  # ids of modules that have, since they were called
     borrowed: dict[str, str] = field(default_factory=dict)  # path → path of the call whose values it has
     values_seen: dict[int, tuple[weakref.ref[Tensor], str]] = field(default_factory=dict)  # by their id
+
+    def copies_at(self, path: str, value: Tensor) -> tuple[Copies | None, Tensor]:
+        """Values of the attention at a path, which runs now, and the copies of a batch that differ in them.
+
+        Where there are such copies, their values are side by side; call `apart` with its output.
+        """
+        if self.edit is None:
+            return None, value
+        value = self.edit(path, value)
+        if self.copies is None or self.copies.path != path:
+            return None, value
+        self.copies.begin(self.edit)
+        self.edit = as_it_is  # some attentions are also recognised as they run
+        return self.copies, self.copies.side_by_side(value)
+
+    def apart(self, copies: Copies, output: Tensor) -> Tensor:
+        """The outputs of copies, (copies · batch, query, head, dim); values are edited again from now on."""
+        self.edit = copies.edit
+        return copies.apart(output)
 
     def expect(self, path: str, kind: Kind) -> None:
         """Count an attention that is to run."""
@@ -268,7 +291,10 @@ class Watch:
         place = id(mask), version_of(mask)
         if place not in self.turned:
             zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-            self.turned[place] = mask, zeros.masked_fill(~mask, torch.finfo(dtype).min)
+            turned = zeros.masked_fill(~mask, torch.finfo(dtype).min)
+            if self.edit is not None:  # a layer runs again, with a mask that no other shares
+                return turned
+            self.turned[place] = mask, turned
         return self.turned[place][1]
 
     def sight_of_eager(self, mask: Tensor | None, queries: int, keys: int) -> Sight:
@@ -336,8 +362,12 @@ def _dispatch(
     watch.attended.add(id(module))
     if place is not None and watch.edit is None:
         watch.note_values(place.path, value)
-    if watch.edit is not None and place is not None:
-        value = watch.edit(place.path, value)
+    copies, rows = None, len(query)
+    if place is not None:
+        copies, value = watch.copies_at(place.path, value)
+    if copies is not None:
+        query, key, attention_mask = (copies.first(each, rows) for each in (query, key, attention_mask))
+        kwargs = copies.first_of(kwargs, rows)
     output: Tensor
     if watch.budget is not None and watch.edit is None and place is not None:
         shape, why = (*query.shape[:3], key.shape[2]), _why_eager(module, kwargs)
@@ -349,6 +379,8 @@ def _dispatch(
     watch.say_replaced("its family's eager attention")
     attention_mask = watch.added(attention_mask, query.dtype)
     output, weights = eager(module, query, key, value, attention_mask, **kwargs)[:2]
+    if copies is not None:
+        return watch.apart(copies, output), None
     if watch.edit is None and place is not None:
         call = CapturedAttention(place.path, place.chain, place.kind, weights)
         call.visible = watch.visible(attention_mask, key.shape[-2])
@@ -623,6 +655,7 @@ def _watch_dispatched(model: nn.Module, watch: Watch, stack: ExitStack) -> bool:
         begin = in_this_thread(partial(_begin, watch.attended))
         stack.enter_context(_hook(place.module.register_forward_pre_hook(begin)))
     watch.places = {id(place.module): place for place in plain}
+    watch.takes_copies |= {place.path for place in plain}
     if watch.budget is not None:
         for place in plain:
             config = getattr(place.module, "config", None)
@@ -763,20 +796,28 @@ def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: E
     def before(_: nn.Module, args: tuple[Any, ...]) -> Any:
         if watch.edit is None:
             return None
-        return (*args[:2], watch.edit(name, args[2]), *args[3:])
+        query, key, value, *others = args
+        rows = len(query)
+        copies, value = watch.copies_at(name, value)
+        if copies is not None:
+            query, key, *others = (copies.first(each, rows) for each in (query, key, *others))
+        return query, key, value, *others
 
-    def look(part: Any, args: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> None:
+    def look(part: Any, args: tuple[Any, ...], output: tuple[Tensor, Tensor | None]) -> Any:
         if watch.edit is not None:
             watch.parts_shown = {}
-            return
+            if watch.copies is not None and watch.copies.path == name:
+                return watch.apart(watch.copies, output[0]), None
+            return None
         mixed, weights = output
         if weights is None:
-            return  # queries and keys were captured
+            return None  # queries and keys were captured
         call = CapturedAttention(name, chain, kind, weights, parts=watch.parts_shown)
         call.made_by(part.map)
         watch.parts_shown = {}
         call.visible = watch.visible(args[3], weights.shape[-1])
         _projected_later(watch, call, args[2], mixed)
+        return None
 
     def forward(
         query: Tensor,
@@ -806,6 +847,7 @@ def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: E
 
     kind, run = module.kind, module.forward
     acting = _acting(name, module.map)
+    watch.takes_copies.add(name)
     if watch.budget is not None:
         object.__setattr__(module, "forward", in_this_thread(forward, run))
         stack.callback(object.__delattr__, module, "forward")

@@ -8,7 +8,7 @@ layer, so methods that read the maps add no residual by default.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -20,7 +20,8 @@ from overt._modes import in_this_thread
 from overt.mechanisms.attention import MultiheadAttention
 from overt.mechanisms.chain import running_again
 from overt.mechanisms.mechanism import MechanismLayer
-from overt.tracing.capture import CapturedAttention, Edit, Watch
+from overt.tracing.capture import CapturedAttention, Watch
+from overt.tracing.copies import Copies, Edit
 from overt.tracing.levels import unit_rows
 from overt.tracing.mixing.layers import is_layer, layer_of, states_in
 from overt.tracing.mixing.mixing import Mixing, register_mixing
@@ -28,6 +29,8 @@ from overt.tracing.progress import counting
 
 MOST_ROWS = 128  # copies × examples that run at once
 MOST_CELLS = 2**26  # of their attention weights
+MOST_TOKENS = 2**13  # of them, where the copies share their attention weights
+MOST_ON_GPU = 2**15
 
 
 @register_mixing
@@ -124,30 +127,47 @@ class _Run(NamedTuple):
 
 
 class _Rerun:
-    """Runs a layer again on its recorded inputs."""
+    """Runs a layer again on its recorded inputs, on as many copies of them at once as it takes."""
 
     def __init__(self, run: _Run, watch: Watch) -> None:
         self.path, self.module, self.watch = run.path, run.module, watch
+        self.shared = ""  # path of the attention whose weights the copies share
         self.args, self.kwargs = _without_cache(run.args), _without_cache(run.kwargs)
         shapes = [call.weights.shape for call in run.calls]
         self.batch, self.queries = shapes[0][0], shapes[0][2]
         self.second = self._batch_is_second(run.output)
         # Where a mechanism draws noise, it is for the rows of a batch, and copies differ.
         self.mechanical = any(isinstance(module, MechanismLayer) for module in run.module.modules())
-        rows = min(MOST_ROWS, MOST_CELLS // max(heads * queries * keys for _, heads, queries, keys in shapes))
-        most = min(rows // self.batch, max(keys for *_, keys in shapes))
-        self.copies = 1 if self.second else max(1, most)
         self.whole = self._tokens(run.output, 1)
-        again = self._unchanged(self.copies)
-        if again is None and self.copies > 1:  # the original batch
-            self.copies = 1
-            again = self._unchanged(1)
+        again = None
+        for shared, copies in self._ways([call.path for call in run.calls], shapes):
+            self.shared, self.copies = shared, copies
+            again = self._unchanged(copies)
+            if again is not None:
+                break
         if again is None:
             raise ValueError(
                 f"{self.path} gives another output when it is run again on the same inputs: value zeroing "
                 "needs layers that can run alone"
             )
         self.whole = again  # rounded like the other runs, so that unchanged outputs have distance 0
+
+    def _ways(self, paths: Sequence[str], shapes: Sequence[torch.Size]) -> Iterator[tuple[str, int]]:
+        """Ways to run it, fastest first: path of the attention whose copies share weights, or "", and copies.
+
+        The last one runs on the original batch.
+        """
+        keys = max(keys for *_, keys in shapes)
+        if not self.second and len(paths) == 1 and paths[0] in self.watch.takes_copies:
+            tokens = MOST_ON_GPU if self.whole.device.type == "cuda" else MOST_TOKENS
+            copies = min(MOST_ROWS, tokens // max(self.queries, keys)) // self.batch
+            if copies > 1:
+                yield paths[0], min(copies, keys)
+        rows = min(MOST_ROWS, MOST_CELLS // max(heads * queries * keys for _, heads, queries, keys in shapes))
+        copies = 1 if self.second else min(rows // self.batch, keys)
+        if copies > 1:
+            yield "", copies
+        yield "", 1
 
     def _batch_is_second(self, output: Any) -> bool:
         """Whether the layer takes (token, batch, width), as torch's attention does by default."""
@@ -198,7 +218,7 @@ class _Rerun:
         far = torch.linalg.vector_norm(states.double() - whole, dim=-1)
         size = torch.linalg.vector_norm(whole, dim=-1)
         exact = self.whole.dtype in (torch.float32, torch.float64)
-        near = 1e-4 if self.mechanical and copies > 1 else 1e-3
+        near = 1e-4 if self.mechanical and copies > 1 and not self.shared else 1e-3
         if bool((far > (near if exact else 0.1) * size).any()):
             return None
         return states[: self.batch]
@@ -232,12 +252,14 @@ class _Rerun:
 
     def _call_layer(self, copies: int, edit: Edit) -> Any:
         self.watch.edit = edit
+        shared = Copies(self.shared, copies) if self.shared and copies > 1 else None
+        self.watch.copies = shared
         try:
             args, kwargs = self._repeat_batch(self.args, copies), self._repeat_batch(self.kwargs, copies)
             with running_again(), torch.compiler.set_stance("force_eager"):
                 return self.module(*args, **kwargs)
         finally:
-            self.watch.edit = None
+            self.watch.edit = self.watch.copies = None
 
     def _repeat_batch(self, value: Any, copies: int) -> Any:
         """Arguments with the batch repeated, if they have one."""

@@ -1,0 +1,71 @@
+"""One attention for many copies of a batch, which have the same queries and keys, but values of their own.
+
+The copies' values are laid side by side, as one wide value of each key, so that weights are made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+Edit = Callable[[str, Tensor], Tensor]
+
+
+def as_it_is(path: str, value: Tensor) -> Tensor:
+    """No edit: the values of the attention at a path stay."""
+    del path
+    return value
+
+
+@dataclass(eq=False)
+class Copies:
+    """Copies of a batch that a layer runs on.
+
+    Attributes:
+        path: of the attention whose values differ; nothing before it does.
+        count: how many copies there are.
+        edit: what made their values, once the attention has run.
+    """
+
+    path: str
+    count: int
+    edit: Edit | None = None
+
+    def begin(self, edit: Edit) -> None:
+        """Note that the attention runs; if it ran again, its queries might differ."""
+        if self.edit is not None:
+            raise ValueError(f"{self.path} attends twice in one run of its layer")
+        self.edit = edit
+
+    def first(self, argument: Any, rows: int) -> Any:
+        """An argument of the call without all copies but the first.
+
+        Args:
+            argument: any; tensors with a row for each copy's examples are cut.
+            rows: copies · batch.
+        """
+        if isinstance(argument, Tensor) and argument.dim() > 1 and argument.shape[0] == rows:
+            return argument[: rows // self.count]
+        return argument
+
+    def first_of(self, arguments: Mapping[str, Any], rows: int) -> dict[str, Any]:
+        """Keyword arguments, each as `first` gives it."""
+        return {name: self.first(argument, rows) for name, argument in arguments.items()}
+
+    def side_by_side(self, value: Tensor) -> Tensor:
+        """Values (copies · batch, head, key, dim) as (batch, head, key, copies · dim)."""
+        rows, heads, keys, width = value.shape
+        return value.reshape(self.count, rows // self.count, heads, keys, width).movedim(0, 3).flatten(3)
+
+    def apart(self, output: Tensor) -> Tensor:
+        """Outputs (batch, query, head, copies · dim) as (copies · batch, query, head, dim)."""
+        if output.dim() != 4 or output.shape[-1] % self.count:
+            raise ValueError(
+                f"{self.path} must give outputs of shape (batch, query, head, dim), got {tuple(output.shape)}"
+            )
+        batch, queries, heads, width = output.shape
+        own = output.reshape(batch, queries, heads, self.count, width // self.count)
+        return own.movedim(3, 0).flatten(0, 1)
