@@ -683,9 +683,26 @@ def test_the_guide_says_what_was_measured() -> None:
         assert swapped in guide
         assert swapped in remark
         assert mean.removeprefix("−") in guide
-    random = {row: cells[0] for row, cells in shown.items() if row not in (SOFT, QUESTION_ONLY, SHUFFLED)}
-    assert set(random.values()) == {"2"}
-    assert "Rows with random attention have two of ten seeds" in guide
+    assert {cells[0] for cells in shown.values()} == {"3"}
+    assert "(three seeds of ten)" in guide
+    told = " ".join((root / "results" / "bam-table-2.remark.md").read_text().split())
+    readme = " ".join((root / "README.md").read_text().split())
+    assert f"soft attention had {soft} % right (three seeds of ten), and no random attention more" in readme
+    below = 0
+    for noise in ("clean", *(f"noise {spread} sd" for spread in ("0.5", "1", "2", "4"))):
+        differences = tables("bam-table-2")[f"Differences with the same seed: accuracy, {noise}"]
+        for row, cells in differences.items():
+            assert cells[1].startswith("−"), (noise, row)
+            if not row.startswith((QUESTION_ONLY, SHUFFLED)):
+                below += (found := cells[2].split(" … ")[1].startswith("−"))
+                assert not found or noise == "noise 4 sd"
+                assert float(cells[3].partition("(")[2].rstrip(")")) > 0.05
+        if noise == "clean":
+            for row, text in (("LF", guide), ("WC", guide), ("LF", told)):
+                assert f"{differences[f'{row} − {SOFT}'][1]}" in text
+                assert differences[f"{row} − {SOFT}"][2].replace(" … ", " to ") in text
+    assert below == 5
+    assert "Of 40 differences of accuracy (eight rows, clean and four noises) five have intervals" in told
     _, mean, interval, *_ = gains[f"{WC} − {SOFT}"]
     assert f"{mean} points more than soft attention ({interval.replace(' … ', ' to ')};" in guide
     assert f"{mean} points more than soft attention ({interval.replace(' … ', ' to ')};" in remark

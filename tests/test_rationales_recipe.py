@@ -272,3 +272,81 @@ def test_movies_need_a_pretrained_encoder(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="has no movies of ERASER"):
         reproduce.run("ea-table-8", data=tmp_path / "empty", out=tmp_path / "out", device="cpu")
+
+
+def test_the_guide_says_what_was_measured() -> None:
+    root = Path(__file__).parents[1]
+    guide, remark, readme = (
+        " ".join((root / name).read_text().split())
+        for name in ("docs/rationales.md", "results/ea-table-8.remark.md", "README.md")
+    )
+    stored = json.loads((root / "results" / "ea-table-8.json").read_text())
+    tables = {table["title"]: table for table in stored["tables"]}
+    means = tables["Rationales of the test texts"]
+    for text, said in ((guide, "seeds 0 and 1 of five"), (remark, "seeds 0 and 1 of five")):
+        assert said in text
+    assert "two seeds of five" in readme
+    assert stored["seeds"] == [0, 1]
+
+    def span(key: str, method: str) -> str:
+        column = means["columns"].index(key)
+        cells = dict(means["rows"])
+        shown = [cells[row_of(form, method)][column] for form in rows_of() if row_of(form, method) in cells]
+        found = sorted({f"{float(each):.2f}" for each in shown if each != "–"})
+        return found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+    ap, comp = "AP ↑", "comp. ↑"
+    assert f"the attention that pools (average precision {span(ap, 'pooling')}; random scores" in guide
+    assert f"random scores {span(ap, 'random')})" in guide
+    assert f"hardly above random scores ({span(ap, 'lime')})" in guide
+    assert f"blank-out names matters most (comprehensiveness {span(comp, 'blankout')})" in guide
+    assert f"integrated gradients ({span(comp, 'integrated')}), LIME ({span(comp, 'lime')})" in guide
+    assert (
+        f"the attention that pools ({span(comp, 'pooling')}); random scores have {span(comp, 'random')}"
+        in guide
+    )
+    assert f"what people marked (AP {span(ap, 'pooling')}; random scores {span(ap, 'random')})" in remark
+    assert f"blank-out ({span(ap, 'blankout')}, on 60 texts) and the norm of the gradient" in remark
+    assert f"gradient ({span(ap, 'gradients')})," in remark
+    assert f"({span(ap, 'lime')}), rollout and flow are below ({span(ap, 'rollout')})" in remark
+    assert span(ap, "rollout") == span(ap, "flow")
+    assert {span(ap, "value-zeroing"), span(ap, "integrated")} == {"0.37", "0.38"}
+    assert "integrated gradients and value zeroing (0.37 to 0.38)" in remark
+    # What is said of both seeds and of all forms holds in each.
+    for rows in stored["per_seed"].values():
+        for form, numbers in rows.items():
+            found = numbers["methods"]
+            by_people = {name: each["average_precision"] for name, each in found.items()}
+            ranked = sorted(by_people, key=by_people.__getitem__, reverse=True)
+            assert ranked[:2] in (["pooling", "blankout"], ["pooling", "gradients"]), form
+            assert ranked[3] in ("integrated", "value-zeroing")
+            assert {*ranked[-2:]} == {"rollout", "flow"}
+            assert 0.005 < by_people.get("lime", 0.33) - by_people["random"] < 0.02
+            deleted = {name: each["comprehensiveness"] for name, each in found.items()}
+            order = ["blankout", "integrated", *(["lime"] if "lime" in found else []), "pooling"]
+            most = sorted(deleted, key=deleted.__getitem__, reverse=True)[: len(order)]
+            assert most[:2] == order[:2]
+            assert {*most} == {*order}
+            assert deleted["gradient-input"] < deleted["random"]
+            for name in ("rollout", "flow"):
+                assert abs(deleted[name] - deleted["random"]) < 0.025
+    # The paper's claim.
+    for title, column in (("AUPRC", 4), ("Comprehensiveness", 4), ("Sufficiency", 4)):
+        rows_shown = dict(tables[f"{title}, × 100: differences with the same seed"]["rows"])
+        for method, published in (("LIME", column), ("pooling attention", column + 1)):
+            cells = rows_shown[f"Evolving, {method} − plain, {method}"]
+            assert cells[0] == "2"
+            assert f"{cells[1]} ({cells[published]})" in guide
+            assert cells[1] in remark
+            assert cells[published] in remark
+    shown = dict(tables["Classifiers, movie reviews"]["rows"])
+    column = tables["Classifiers, movie reviews"]["columns"].index("test macro F1")
+    assert {shown[form][column][:4] for form in ("plain", "Evolving")} == {"0.89"}
+    assert "Macro F1 is 0.89 for both" in guide
+    assert "macro F1 0.89 against 0.97" in remark
+    auprc = dict(tables["AUPRC, × 100: differences with the same seed"]["rows"])
+    pooled = float(auprc["Evolving, pooling attention − plain, pooling attention"][1]) / 100
+    assert f"raised the former's AUPRC by {pooled:.3f} (published 0.018)" in readme
+    lime = float(auprc["Evolving, LIME − plain, LIME"][1].replace("−", "-")) / 100
+    assert f"but not LIME's ({lime:.3f}, 0.033)".replace("-0", "−0") in readme
+    assert f"(average precision {span(ap, 'pooling')[:4]} and {span(ap, 'lime')}" in readme
