@@ -477,8 +477,8 @@ def draw(outcome: Outcome, path: Path) -> None:
             elif PROTOCOLS[key][1] == 0:
                 axis.axvline(0, color="black", linewidth=0.6)
     for axis in axes.flat:
-        for height in range(0, len(methods) if axis.axison else 0, 2):
-            axis.axhspan(height - 0.5, height + 0.5, color="0.95", linewidth=0, zorder=0)
+        if axis.axison:
+            draw_stripes(axis, len(methods))
         axis.set_axisbelow(True)
         axis.tick_params(labelsize=6.5)
         axis.tick_params(axis="y", length=0)
@@ -515,6 +515,26 @@ def _key(forms: Sequence[str]) -> list[Any]:
     ]
 
 
+def draw_stripes(axis: Any, rows: int) -> None:
+    """Every other row in grey; as one shape, since a file of many is large."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+
+    corners = [(0.0, -0.5), (1.0, -0.5), (1.0, 0.5), (0.0, 0.5), (0.0, -0.5)]
+    stripes = [Outline([(x, y + row) for x, y in corners], closed=True) for row in range(0, rows, 2)]
+    whole = Outline.make_compound_path(*stripes)
+    place = axis.get_yaxis_transform()
+    axis.add_patch(PathPatch(whole, color="0.95", linewidth=0, zorder=0, transform=place))
+
+
+def draw_lines(axis: Any, lines: Sequence[tuple[float, float, float]], **how: Any) -> None:
+    """Horizontal lines as one shape: each one's height, start and end."""
+    ends = [
+        end for height, start, stop in lines for end in ((start, height), (stop, height), (math.nan,) * 2)
+    ]
+    axis.plot(*zip(*ends, strict=True), solid_capstyle="butt", **how)
+
+
 def draw_beaten(axis: Any, config: Mapping[str, Any], keys: Sequence[str], methods: Sequence[str]) -> None:
     """The share of others that a method beats, mean over protocols and models, with the least and the most.
 
@@ -524,15 +544,17 @@ def draw_beaten(axis: Any, config: Mapping[str, Any], keys: Sequence[str], metho
         keys: protocols. A model's share is the mean over them.
         methods: from the top down.
     """
-    order = order_of(config)
+    order, lines = order_of(config), list[tuple[float, float, float]]()
     every = [beaten_of(cells) for cells in config["cells"].values()]
     for height, method in enumerate(methods):
         own = [[found[key][method] for key in keys if method in found.get(key, {})] for found in every]
         shares = [100 * float(np.mean(values)) for values in own if values]
         if shares:
             by_protocol = [order[method][1][key] for key in keys if key in order[method][1]]
-            axis.hlines(height, min(shares), max(shares), color="0.6", linewidth=1)
+            lines.append((height, min(shares), max(shares)))
             axis.plot(100 * float(np.mean(by_protocol)), height, "o", color="black", markersize=2.5)
+    if lines:
+        draw_lines(axis, lines, color="0.6", linewidth=1, zorder=1)
     axis.set_xlim(-4, 104)
 
 
@@ -581,7 +603,7 @@ def draw_values(
         if None not in values and not math.isnan(values[1])
     ]
     if whole:
-        axis.hlines(*zip(*whole, strict=True), color=colour, linewidth=0.8)
+        draw_lines(axis, whole, color=colour, linewidth=0.8)
     for beats, face in ((True, colour), (False, "white")):
         some = [place for place, (_, values) in enumerate(known) if bool(values[-1]) == beats]
         axis.plot(
