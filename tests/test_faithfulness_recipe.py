@@ -320,6 +320,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(faithfulness, name, value)
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the picture, which takes longer than judging a small network."""
+    recipe = replace(reproduce.RECIPES["faithfulness"], draw=None)
+    monkeypatch.setitem(reproduce.RECIPES, "faithfulness", recipe)
+
+
 def test_a_trial_runs_and_resumes(small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     del small
     monkeypatch.delenv("OVERT_DATA", raising=False)
@@ -348,12 +355,12 @@ def test_a_trial_runs_and_resumes(small: None, tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_table_is_filled_a_few_models_at_a_time(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: None, undrawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del small
+    del small, undrawn
     monkeypatch.delenv("OVERT_DATA", raising=False)
-    few = {"agreement": 3, "language model": 3}
-    for name, value in {"TEXTS": few, "STEPS": 2}.items():
+    few = {"agreement": 2, "language model": 2}
+    for name, value in {"TEXTS": few, "STEPS": 2, "every_method": lambda: ("gradients", "random")}.items():
         monkeypatch.setattr(faithfulness, name, value)
 
     def measure(out: str, *extra: str, fresh: bool = False) -> dict[str, Any]:
@@ -413,9 +420,9 @@ def trial(place: Path, *extra: str) -> dict[str, Any]:
 
 
 def test_an_interrupted_run_goes_on_with_the_methods_that_are_left(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: None, undrawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del small
+    del small, undrawn
     monkeypatch.delenv("OVERT_DATA", raising=False)
     correlations = AfterShuffling.correlations
 
@@ -453,9 +460,9 @@ def test_an_interrupted_run_goes_on_with_the_methods_that_are_left(
 
 
 def test_a_run_that_was_interrupted_after_its_last_method_goes_on(
-    small: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small: None, undrawn: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del small
+    del small, undrawn
     monkeypatch.delenv("OVERT_DATA", raising=False)
     accuracy_of = faithfulness.accuracy_of
 

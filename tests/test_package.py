@@ -55,7 +55,7 @@ def test_importing_overt_imports_nothing_heavy() -> None:
     code = "import sys, torch; old = set(sys.modules); import overt; print(*sorted(set(sys.modules) - old))"
     added = python(code).split()
     assert [name for name in added if name.split(".")[0] in HEAVY] == []
-    assert len(added) < 125, "a light package: " + " ".join(added)
+    assert len(added) < 130, "a light package: " + " ".join(added)
 
 
 def test_every_public_name_is_there_and_documented() -> None:
