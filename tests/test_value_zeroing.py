@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import overt
 from families import BY_NAME, inputs_of, tokens
-from overt.tracing.copies import Copies, as_it_is
+from overt.attaching import find
+from overt.tracing.copies import Copies
 from overt.tracing.mixing import value_zeroing
 
 MIXING = "value-zeroing"
@@ -208,6 +209,7 @@ def test_copies_of_a_layer_share_the_weights_of_its_attention(monkeypatch: pytes
     model: Any = BY_NAME["BERT"].make().eval()
     inputs = inputs_of(BY_NAME["BERT"], padded=True)
     batch, count = inputs["input_ids"].shape
+    overt.trace(model, inputs, mixing=MIXING)  # what is asked of a class of attentions once
     runs, maps = rows_of_runs(monkeypatch, model.get_submodule("bert.encoder.layer.0"))
     overt.trace(model, inputs, mixing=MIXING)
     assert max(runs) == batch * count
@@ -218,20 +220,48 @@ def test_copies_of_a_layer_share_the_weights_of_its_attention(monkeypatch: pytes
     assert max(maps) == batch * count
 
 
+@pytest.fixture
+def shared_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Copies, and rows, of each run whose copies shared weights."""
+    runs: list[tuple[int, int]] = []
+    apart = Copies.apart
+
+    def counted(self: Copies, output: Tensor) -> Tensor:
+        found = apart(self, output)
+        assert found.is_contiguous()
+        runs.append((self.count, len(found)))
+        return found
+
+    monkeypatch.setattr(Copies, "apart", counted)
+    return runs
+
+
 @pytest.mark.parametrize("name", ["BERT", "Llama", "GPT-2", "ViT", "T5", "BART", "Gemma 2", "Mistral"])
 @pytest.mark.parametrize("mechanism", [None, overt.Bayesian(k=3.0)], ids=["plain", "Bayesian"])
+@pytest.mark.parametrize("most", [128, 11])
 def test_maps_are_the_same_whether_copies_share_weights_or_not(
-    name: str, mechanism: Any, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    mechanism: Any,
+    most: int,
+    shared_runs: list[tuple[int, int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(value_zeroing, "MOST_ROWS", most)
     family = BY_NAME[name]
     model: Any = family.make()
     if mechanism is not None:
         overt.attach(model, mechanism)
-    inputs = inputs_of(family, padded=name not in ("ViT", "GPT-2"))
+    # An attached decoder runs alone, without copies, where there is padding.
+    padded = name in ("BERT", "T5", "BART") if mechanism else name not in ("ViT", "GPT-2")
+    inputs = inputs_of(family, padded=padded)
     samples = 0 if mechanism is None else 1
     shared = overt.trace(model, inputs, mixing=MIXING, samples=samples)
+    assert len(shared_runs) > 2
+    assert len({rows // copies for copies, rows in shared_runs}) == 1
+    count = len(shared_runs)
     monkeypatch.setattr(value_zeroing, "MOST_TOKENS", 0)
     apart = overt.trace(model, inputs, mixing=MIXING, samples=samples)
+    assert len(shared_runs) == count
     pairs = [(shared, apart), *zip(shared.draws or (), apart.draws or (), strict=True)]
     assert len(pairs) == 1 + samples
     for one, other in pairs:
@@ -239,26 +269,77 @@ def test_maps_are_the_same_whether_copies_share_weights_or_not(
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
 
 
-def test_a_layer_whose_attention_does_not_fit_copies_runs_without_them(
-    monkeypatch: pytest.MonkeyPatch,
+def root_mean_square(mixed: Tensor, value: Tensor) -> Tensor:
+    del value
+    return mixed / mixed.square().mean(dim=-1, keepdim=True).sqrt()
+
+
+def without_own_direction(mixed: Tensor, value: Tensor) -> Tensor:
+    own = F.normalize(value.transpose(1, 2), dim=-1)
+    return mixed - (mixed * own).sum(dim=-1, keepdim=True) * own
+
+
+@pytest.mark.parametrize("changed", [root_mean_square, without_own_direction])
+@pytest.mark.parametrize("most", [128, 6])
+def test_copies_that_would_change_each_other_share_nothing(
+    changed: Any, most: int, shared_runs: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that runs twice, whose queries may differ then, or whose outputs are laid out otherwise."""
-    copies = Copies("layer", 2)
-    copies.begin(as_it_is)
-    with pytest.raises(ValueError, match="layer attends twice in one run of its layer"):
-        copies.begin(as_it_is)
-    with pytest.raises(ValueError, match=r"layer must give outputs of shape .*, got \(2, 5, 12\)"):
-        copies.apart(torch.zeros(2, 5, 12))
-    model = BY_NAME["BERT"].make()
-    wanted = overt.trace(model, tokens(), mixing=MIXING)
+    """An attention that is not linear in its values."""
+    from transformers.models.bert import modeling_bert
 
-    def refuse(self: Copies, output: Tensor) -> Tensor:
-        raise ValueError(f"{self.path}: {tuple(output.shape)}")
+    eager = modeling_bert.eager_attention_forward
 
-    monkeypatch.setattr(Copies, "apart", refuse)
+    def other(module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        mixed, weights = eager(module, query, key, value, *args, **kwargs)
+        return changed(mixed, value), weights
+
+    monkeypatch.setattr(modeling_bert, "eager_attention_forward", other)
+    monkeypatch.setattr(value_zeroing, "MOST_ROWS", most)
+    monkeypatch.setattr(find, "_plain", {})  # what is known of BERT's own
+    model = BY_NAME["BERT"].make().eval()
     found = overt.trace(model, tokens(), mixing=MIXING)
+    assert len(shared_runs) == model.config.num_hidden_layers, "tried once in each layer"
+    monkeypatch.setattr(value_zeroing, "MOST_TOKENS", 0)
+    wanted = overt.trace(model, tokens(), mixing=MIXING)
+    for ours, theirs in zip(found.maps, wanted.maps, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-4)
+
+
+def test_a_hook_that_reads_weights_has_them(shared_runs: list[tuple[int, int]]) -> None:
+    model = BY_NAME["BERT"].make().eval()
+    wanted = overt.trace(model, tokens(), mixing=MIXING)
+    shared_runs.clear()
+    rows: list[int] = []
+    attention = model.get_submodule("bert.encoder.layer.0.attention.self")
+    attention.register_forward_hook(lambda _module, _args, output: rows.append(len(output[1].sum(dim=-1))))
+    found = overt.trace(model, tokens(), mixing=MIXING)
+    assert max(rows) > len(tokens())
     for ours, theirs in zip(found.maps, wanted.maps, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
+
+
+def test_copies_are_laid_side_by_side_and_taken_apart() -> None:
+    copies = Copies("layer", 3)
+    value = torch.randn(6, 2, 5, 4)  # three copies of two examples
+    joined = copies.side_by_side(value)
+    for copy in range(3):
+        for example in range(2):
+            own = joined[example, ..., 4 * copy : 4 * copy + 4]
+            assert torch.equal(own, value[2 * copy + example])
+    assert torch.equal(copies.apart(joined.transpose(1, 2)), value.transpose(1, 2))
+    mask, bias = torch.randn(6, 1, 5, 5), torch.randn(1, 2, 5, 5)
+    assert torch.equal(copies.first(mask, 6), mask[:2])
+    assert copies.first_of({"bias": bias, "lengths": (lengths := torch.arange(6)), "scale": 2.0}, 6) == {
+        "bias": bias,
+        "lengths": lengths,
+        "scale": 2.0,
+    }
+    copies.begin()
+    with pytest.raises(ValueError, match="layer attends twice in one run of its layer"):
+        copies.begin()
+    for shape in ((2, 5, 12), (2, 5, 2, 13)):
+        with pytest.raises(ValueError, match="layer must give outputs of shape"):
+            copies.apart(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("samples", [0, 2])

@@ -177,21 +177,16 @@ class Watch:
     def copies_at(self, path: str, value: Tensor) -> tuple[Copies | None, Tensor]:
         """Values of the attention at a path, which runs now, and the copies of a batch that differ in them.
 
-        Where there are such copies, their values are side by side; call `apart` with its output.
+        Where there are such copies, their values are side by side, and no longer edited in this run.
         """
         if self.edit is None:
             return None, value
         value = self.edit(path, value)
         if self.copies is None or self.copies.path != path:
             return None, value
-        self.copies.begin(self.edit)
+        self.copies.begin()
         self.edit = as_it_is  # some attentions are also recognised as they run
         return self.copies, self.copies.side_by_side(value)
-
-    def apart(self, copies: Copies, output: Tensor) -> Tensor:
-        """The outputs of copies, (copies · batch, query, head, dim); values are edited again from now on."""
-        self.edit = copies.edit
-        return copies.apart(output)
 
     def expect(self, path: str, kind: Kind) -> None:
         """Count an attention that is to run."""
@@ -380,7 +375,7 @@ def _dispatch(
     attention_mask = watch.added(attention_mask, query.dtype)
     output, weights = eager(module, query, key, value, attention_mask, **kwargs)[:2]
     if copies is not None:
-        return watch.apart(copies, output), None
+        return copies.apart(output), None
     if watch.edit is None and place is not None:
         call = CapturedAttention(place.path, place.chain, place.kind, weights)
         call.visible = watch.visible(attention_mask, key.shape[-2])
@@ -807,7 +802,7 @@ def _watch_attached(path: str, module: AttachedAttention, watch: Watch, stack: E
         if watch.edit is not None:
             watch.parts_shown = {}
             if watch.copies is not None and watch.copies.path == name:
-                return watch.apart(watch.copies, output[0]), None
+                return watch.copies.apart(output[0]), None
             return None
         mixed, weights = output
         if weights is None:

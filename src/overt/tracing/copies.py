@@ -27,18 +27,18 @@ class Copies:
     Attributes:
         path: of the attention whose values differ; nothing before it does.
         count: how many copies there are.
-        edit: what made their values, once the attention has run.
+        ran: whether the attention has run.
     """
 
     path: str
     count: int
-    edit: Edit | None = None
+    ran: bool = False
 
-    def begin(self, edit: Edit) -> None:
+    def begin(self) -> None:
         """Note that the attention runs; if it ran again, its queries might differ."""
-        if self.edit is not None:
+        if self.ran:
             raise ValueError(f"{self.path} attends twice in one run of its layer")
-        self.edit = edit
+        self.ran = True
 
     def first(self, argument: Any, rows: int) -> Any:
         """An argument of the call without all copies but the first.
@@ -61,11 +61,11 @@ class Copies:
         return value.reshape(self.count, rows // self.count, heads, keys, width).movedim(0, 3).flatten(3)
 
     def apart(self, output: Tensor) -> Tensor:
-        """Outputs (batch, query, head, copies · dim) as (copies · batch, query, head, dim)."""
+        """Outputs (batch, query, head, copies · dim) as (copies · batch, query, head, dim), contiguous."""
         if output.dim() != 4 or output.shape[-1] % self.count:
             raise ValueError(
                 f"{self.path} must give outputs of shape (batch, query, head, dim), got {tuple(output.shape)}"
             )
         batch, queries, heads, width = output.shape
         own = output.reshape(batch, queries, heads, self.count, width // self.count)
-        return own.movedim(3, 0).flatten(0, 1)
+        return own.movedim(3, 0).flatten(0, 1).contiguous()

@@ -161,8 +161,9 @@ class _Rerun:
         if not self.second and len(paths) == 1 and paths[0] in self.watch.takes_copies:
             tokens = MOST_ON_GPU if self.whole.device.type == "cuda" else MOST_TOKENS
             copies = min(MOST_ROWS, tokens // max(self.queries, keys)) // self.batch
-            if copies > 1:
-                yield paths[0], min(copies, keys)
+            if copies > 1:  # every run has as many, so that what holds for the first holds for the last
+                runs = -(-keys // copies)
+                yield paths[0], -(-keys // runs)
         rows = min(MOST_ROWS, MOST_CELLS // max(heads * queries * keys for _, heads, queries, keys in shapes))
         copies = 1 if self.second else min(rows // self.batch, keys)
         if copies > 1:
@@ -198,30 +199,43 @@ class _Rerun:
         return batches == {self.batch}
 
     def _unchanged(self, copies: int) -> Tensor | None:
-        """The layer's output on copies of its batch; None if it differs from the original output."""
+        """The layer's output on copies of its batch; None if it differs from the original output.
 
-        def same(path: str, value: Tensor) -> Tensor:
-            del path
-            return value
+        Copies that share weights must not change each other's outputs: all but the first and the last are
+        given other values, and are not looked at.
+        """
+        kept = {0, copies - 1} if self.shared and copies > 2 else {0} if self.shared else {*range(copies)}
+
+        def others_changed(path: str, value: Tensor) -> Tensor:
+            if path != self.shared:
+                return value
+            own = value.reshape(copies, -1, *value.shape[1:]).clone()
+            for copy in {*range(copies)} - kept:
+                own[copy] = 2 * own[copy].roll(1 + copy, dims=2)
+            return own.flatten(0, 1)
 
         try:
-            states = self._run(copies, same)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            if copies > 1:
+            states = self._run(copies, others_changed)
+        except Exception as error:
+            if copies > 1:  # also that of a hook which reads weights, as copies that share them have none
                 return None
+            if not isinstance(error, RuntimeError | ValueError | TypeError | IndexError):
+                raise
             line = (str(error).splitlines() or [type(error).__name__])[0]
             raise ValueError(
                 f"{self.path} cannot be run again on the same inputs ({line}): value zeroing needs layers "
                 "that can run alone"
             ) from error
-        whole = self.whole.repeat(copies, 1, 1).double()
-        far = torch.linalg.vector_norm(states.double() - whole, dim=-1)
+        whole = self.whole.double()
         size = torch.linalg.vector_norm(whole, dim=-1)
         exact = self.whole.dtype in (torch.float32, torch.float64)
         near = 1e-4 if self.mechanical and copies > 1 and not self.shared else 1e-3
-        if bool((far > (near if exact else 0.1) * size).any()):
-            return None
-        return states[: self.batch]
+        by_copy = states.reshape(copies, *whole.shape)
+        for copy in sorted(kept):
+            far = torch.linalg.vector_norm(by_copy[copy].double() - whole, dim=-1)
+            if bool((far > (near if exact else 0.1) * size).any()):
+                return None
+        return by_copy[0]
 
     def distances_of(self, call: CapturedAttention, report: Callable[[int, int], None]) -> Tensor:
         """Cosine distance of each output when each key's values are zeroed, float64 (batch, query, key)."""
@@ -230,7 +244,8 @@ class _Rerun:
         before = torch.nn.functional.normalize(self.whole.double(), dim=-1)
         for start in range(0, keys, self.copies):
             tokens = list(range(start, min(start + self.copies, keys)))
-            place = torch.tensor(tokens).repeat_interleave(self.batch)
+            count = self.copies if self.shared else len(tokens)
+            place = torch.tensor(tokens + tokens[-1:] * (count - len(tokens))).repeat_interleave(self.batch)
 
             def zeroed(path: str, value: Tensor, place: Tensor = place) -> Tensor:
                 if path != call.path:
@@ -239,7 +254,7 @@ class _Rerun:
                 value[torch.arange(len(place)), :, place] = 0.0
                 return value
 
-            after = self._run(len(tokens), zeroed).double().view(len(tokens), *before.shape)
+            after = self._run(count, zeroed).double().view(count, *before.shape)[: len(tokens)]
             # 1 − cos(a, b) = ‖a/|a| − b/|b|‖² / 2, which is zero where nothing changed.
             apart = torch.nn.functional.normalize(after, dim=-1) - before
             distances[:, :, tokens] = (0.5 * apart.square().sum(dim=-1)).permute(1, 2, 0).cpu()
