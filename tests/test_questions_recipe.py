@@ -687,7 +687,7 @@ def test_the_guide_says_what_was_measured() -> None:
     assert "(three seeds of ten)" in guide
     told = " ".join((root / "results" / "bam-table-2.remark.md").read_text().split())
     readme = " ".join((root / "README.md").read_text().split())
-    assert f"soft attention had {soft} % right (three seeds of ten), and no random attention more" in readme
+    assert f"soft attention had {soft} % right (three seeds of ten) and no random attention more" in readme
     below = 0
     for noise in ("clean", *(f"noise {spread} sd" for spread in ("0.5", "1", "2", "4"))):
         differences = tables("bam-table-2")[f"Differences with the same seed: accuracy, {noise}"]
