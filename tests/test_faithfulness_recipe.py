@@ -306,6 +306,19 @@ def test_the_picture_says_what_its_marks_are_and_orders_methods_as_the_table_doe
 FEW = ("pooling", "raw", "rollout", "value-zeroing", "gradients", "random", "oracle")
 
 
+def test_stripes_and_lines_are_one_shape_each_and_lie_where_they_should() -> None:
+    figure = pytest.importorskip("matplotlib.figure", reason="needs the extra view").Figure()
+    axis = figure.subplots()
+    report.draw_stripes(axis, 5)
+    (stripes,) = axis.patches
+    inside = [row for row in range(5) if stripes.get_path().contains_point((0.9, row + 0.4))]
+    assert inside == [0, 2, 4]
+    report.draw_lines(axis, [(1.0, 10.0, 20.0), (3.0, -5.0, 6.0)], color="black")
+    (line,) = axis.lines
+    np.testing.assert_array_equal(line.get_xdata(), [10, 20, math.nan, -5, 6, math.nan])
+    np.testing.assert_array_equal(line.get_ydata(), [1, 1, math.nan, 3, 3, math.nan])
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(faithfulness, "every_method", lambda: FEW)
