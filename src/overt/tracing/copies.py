@@ -6,7 +6,7 @@ The copies' values are laid side by side, as one wide value of each key, so that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -28,11 +28,17 @@ class Copies:
         path: of the attention whose values differ; nothing before it does.
         count: how many copies there are.
         ran: whether the attention has run.
+        made_of: by its id, an argument of the layer that was repeated, and what it is copies of.
     """
 
     path: str
     count: int
     ran: bool = False
+    made_of: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def note(self, repeated: Tensor, original: Tensor) -> None:
+        """Note what an argument is copies of: where a mask is from is known by the mask itself."""
+        self.made_of[id(repeated)] = repeated, original
 
     def begin(self) -> None:
         """Note that the attention runs; if it ran again, its queries might differ."""
@@ -47,6 +53,9 @@ class Copies:
             argument: any; tensors with a row for each copy's examples are cut.
             rows: copies · batch.
         """
+        repeated, original = self.made_of.get(id(argument), (None, None))
+        if repeated is argument and original is not None:
+            return original
         if isinstance(argument, Tensor) and argument.dim() > 1 and argument.shape[0] == rows:
             return argument[: rows // self.count]
         return argument

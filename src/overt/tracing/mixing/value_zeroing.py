@@ -270,21 +270,25 @@ class _Rerun:
         shared = Copies(self.shared, copies) if self.shared and copies > 1 else None
         self.watch.copies = shared
         try:
-            args, kwargs = self._repeat_batch(self.args, copies), self._repeat_batch(self.kwargs, copies)
+            args, kwargs = (self._repeat_batch(each, copies, shared) for each in (self.args, self.kwargs))
             with running_again(), torch.compiler.set_stance("force_eager"):
                 return self.module(*args, **kwargs)
         finally:
             self.watch.edit = self.watch.copies = None
 
-    def _repeat_batch(self, value: Any, copies: int) -> Any:
+    def _repeat_batch(self, value: Any, copies: int, shared: Copies | None) -> Any:
         """Arguments with the batch repeated, if they have one."""
         if copies == 1:
             return value
         if isinstance(value, Tensor) and value.dim() > 1 and value.shape[0] == self.batch:
             if self.batch == 1:
-                return value.expand(copies, *value.shape[1:])
-            return value.repeat(copies, *[1] * (value.dim() - 1))
-        return _map_entries(value, lambda entry: self._repeat_batch(entry, copies))
+                repeated = value.expand(copies, *value.shape[1:])
+            else:
+                repeated = value.repeat(copies, *[1] * (value.dim() - 1))
+            if shared is not None:
+                shared.note(repeated, value)
+            return repeated
+        return _map_entries(value, lambda entry: self._repeat_batch(entry, copies, shared))
 
     def _tokens(self, output: Any, copies: int) -> Tensor:
         """The hidden states among what a layer returns, (copies · batch, query, width)."""
