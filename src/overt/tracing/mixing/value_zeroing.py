@@ -204,7 +204,9 @@ class _Rerun:
         Copies that share weights must not change each other's outputs: all but the first and the last are
         given other values, and are not looked at.
         """
-        kept = {0, copies - 1} if self.shared and copies > 2 else {0} if self.shared else {*range(copies)}
+        kept = {*range(copies)}
+        if self.shared:
+            kept = {0, copies - 1} if copies > 2 else {0}
 
         def others_changed(path: str, value: Tensor) -> Tensor:
             if path != self.shared:
@@ -231,7 +233,7 @@ class _Rerun:
         exact = self.whole.dtype in (torch.float32, torch.float64)
         near = 1e-4 if self.mechanical and copies > 1 and not self.shared else 1e-3
         by_copy = states.reshape(copies, *whole.shape)
-        for copy in sorted(kept):
+        for copy in kept:
             far = torch.linalg.vector_norm(by_copy[copy].double() - whole, dim=-1)
             if bool((far > (near if exact else 0.1) * size).any()):
                 return None
