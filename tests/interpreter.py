@@ -12,10 +12,13 @@ def trim() -> None:
 
     It looks for overflow at every operation on integers and, unless debugging, ignores what it finds. For
     every tensor that it makes it builds a table of all types, a type's name and its shape in three forms.
-    Without that it takes less than half the time.
+    It compares the shapes of any two tensors size by size, and whenever one kernel's function calls another
+    it looks through all of Triton's language for what to replace, which is replaced already. Without that it
+    takes less than half the time.
     """
     import triton
     from triton import language as tl
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     if not triton.__version__.startswith(KNOWN):
@@ -36,7 +39,7 @@ def trim() -> None:
 
     interpreter._get_np_dtype = dtype_of
 
-    describe, described = tl.block_type.__init__, {}
+    describe, described, same = tl.block_type.__init__, {}, {}
 
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:
         if isinstance(element_ty, tl.pointer_type):
@@ -45,6 +48,7 @@ def trim() -> None:
         key = (element_ty.name, *[getattr(size, "value", size) for size in shape])
         if key not in described:
             describe(self, element_ty, shape)
+            self.shape = same.setdefault(key[1:], self.shape)  # equal ones are one object, as used below
             described[key] = vars(self).copy()
         vars(self).update(described[key])
 
@@ -63,3 +67,23 @@ def trim() -> None:
         self.numel, self.shape = shapes[sizes]
 
     tl.tensor.__init__ = tensor
+
+    broadcast = TritonSemantic.broadcast_impl_value
+
+    def broadcast_unless_equal(self: Any, lhs: Any, rhs: Any) -> Any:
+        blocks = lhs.type.is_block(), rhs.type.is_block()
+        if blocks == (False, False) or (blocks == (True, True) and lhs.type.shape is rhs.type.shape):
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    TritonSemantic.broadcast_impl_value = broadcast_unless_equal
+
+    patch = interpreter._patch_lang
+
+    def patch_once(function: Any) -> Any:
+        modules = [value for value in function.__globals__.values() if value is tl or value is tl.core]
+        if any(tl.core.is_builtin(one) for one in (tl.tensor.__add__, *[module.load for module in modules])):
+            return patch(function)
+        return interpreter._LangPatchScope()
+
+    interpreter._patch_lang = patch_once
