@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def whole(tensor: Any) -> Tensor:
     return tensor if gather is None else gather()
 
 
-def run_sharded(rank: int, folder: Path) -> None:
-    """What each of the processes runs."""
+def run_sharded(rank: int, folder: Path, cases: Sequence[tuple[str, str]]) -> None:
+    """What each of the processes runs, for some of `CASES`."""
     import torch.distributed as dist
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.fsdp import fully_shard
@@ -62,7 +63,7 @@ def run_sharded(rank: int, folder: Path) -> None:
 
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=PROCESSES)
     share = EXAMPLES // PROCESSES
-    for name, form in CASES:
+    for name, form in cases:
         model = made(name, form)
         for layer in model.model.layers if name == "Llama" else model.bert.encoder.layer:
             fully_shard(layer)
