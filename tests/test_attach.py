@@ -763,8 +763,8 @@ def test_a_copy_counts_its_own_steps() -> None:
     ("form", "name"),
     covering(
         [(form, name) for form in ("evolving", "bayesian", "both") for name in ("BERT", "Llama")],
-        # Elsewhere: Evolving alone in place, T5 with both, and Llama's generation with both
-        # (test_attach_compile.py); Bayesian alone (test_losses.py), over Llama too (test_fused_models.py).
+        # Elsewhere: T5 with both in place, and Llama's generation with both (test_attach_compile.py);
+        # Bayesian alone (test_losses.py), over Llama too (test_fused_models.py).
         [("both", "BERT")],
     ),
 )
