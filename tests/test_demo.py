@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,8 @@ def test_an_interrupted_form_goes_on_and_ends_where_an_uninterrupted_one_does(
 ) -> None:
     monkeypatch.setattr(demo, "FORMS", {"both": (overt.Evolving(), overt.Bayesian())})
     monkeypatch.setattr(grammar_training, "CHECKPOINTS", 3)
+    network = partial(demo.AgreementClassifier, layers=2, heads=2, width=16)
+    monkeypatch.setattr(demo, "AgreementClassifier", network)
     demo.run(tmp_path / "whole", page=tmp_path / "page" / "index.html", steps=6)
 
     collate, calls = grammar_training.collate, []

@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from overt.judge.rationales import evaluate, every_method
 from overt.judge.rationales.methods import Scorer
 from overt.judge.rationales.randomising import AfterShuffling
 from overt.judge.rationales.words import WordClassifier
-from overt.recipes import ea_rationales, faithfulness, rationale_training, reproduce
+from overt.recipes import ea_rationales, faithfulness, faithfulness_models, rationale_training, reproduce
 from overt.recipes import faithfulness_report as report
 from overt.recipes import faithfulness_time as expected
 from overt.recipes._recipe import Outcome, Request
@@ -331,6 +332,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "QUICK_WORDS": 6,
     }.items():
         monkeypatch.setattr(faithfulness, name, value)
+    network = partial(faithfulness_models.AgreementClassifier, layers=2, heads=2, width=16)
+    monkeypatch.setattr(faithfulness_models, "AgreementClassifier", network)
 
 
 @pytest.fixture
