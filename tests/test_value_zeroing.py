@@ -16,6 +16,7 @@ from families import BY_NAME, inputs_of, tokens
 from overt.attaching import find
 from overt.tracing.copies import Copies
 from overt.tracing.mixing import value_zeroing
+from selection import covering
 
 MIXING = "value-zeroing"
 NEAR: dict[str, Any] = {"atol": 1e-5, "rtol": 0.0}
@@ -236,12 +237,24 @@ def shared_runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return runs
 
 
-@pytest.mark.parametrize("name", ["BERT", "Llama", "GPT-2", "ViT", "T5", "BART", "Gemma 2", "Mistral"])
-@pytest.mark.parametrize("mechanism", [None, overt.Bayesian(k=3.0)], ids=["plain", "Bayesian"])
-@pytest.mark.parametrize("most", [128, 11])
+SHARING = ["BERT", "Llama", "GPT-2", "ViT", "T5", "BART", "Gemma 2", "Mistral"]
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "most"),
+    covering(
+        [(name, form, most) for most in (128, 11) for form in ("plain", "Bayesian") for name in SHARING],
+        # every pair of values
+        [
+            (name, form, (128, 11)[(number + place) % 2])
+            for number, name in enumerate(SHARING)
+            for place, form in enumerate(("plain", "Bayesian"))
+        ],
+    ),
+)
 def test_maps_are_the_same_whether_copies_share_weights_or_not(
     name: str,
-    mechanism: Any,
+    form: str,
     most: int,
     shared_runs: list[tuple[int, int]],
     monkeypatch: pytest.MonkeyPatch,
@@ -249,10 +262,10 @@ def test_maps_are_the_same_whether_copies_share_weights_or_not(
     monkeypatch.setattr(value_zeroing, "MOST_ROWS", most)
     family = BY_NAME[name]
     model: Any = family.make()
-    if mechanism is not None:
-        overt.attach(model, mechanism)
+    if form == "Bayesian":
+        overt.attach(model, overt.Bayesian(k=3.0))
     inputs = inputs_of(family, padded=name != "ViT")
-    samples = 0 if mechanism is None else 1
+    samples = 0 if form == "plain" else 1
     shared = overt.trace(model, inputs, mixing=MIXING, samples=samples)
     encoder = shared.encoder if shared.cross else shared
     assert len(shared_runs) >= 2 * len(encoder.maps), "each layer is tried, and runs"
