@@ -219,14 +219,14 @@ def test_the_average_of_weights_and_their_opposites_is_zero_and_buffers_stay(tmp
 
 @pytest.fixture(scope="module")
 def data() -> Encoded:
-    corpus = reordered.corpus(8000, 100, 100, longest=9)
+    corpus = reordered.corpus(8000, 100, 100, longest=6)
     tokenizer = subwords.train([side for pair in corpus.train for side in pair], 3000)
     return encode(corpus, tokenizer, 100)
 
 
 @pytest.mark.slow
 def test_a_small_model_learns_the_order_that_a_dictionary_lacks(data: Encoded, tmp_path: Path) -> None:
-    training = Training(600, tokens=192, warmup=150, learning_rate=4e-3, dropout=0.0, average=1, patience=9)
+    training = Training(350, tokens=192, warmup=100, learning_rate=4e-3, dropout=0.0, average=1, patience=9)
     model, numbers = train(tmp_path / "run", data, Row("tiny"), training, 0, "cpu")
     sources = [source for source, _ in data.test]
     texts = translate(model, data.tokenizer, sources, beam=3)
