@@ -200,14 +200,23 @@ def test_an_unmasked_batch_has_the_kl_of_the_same_batch_masked_with_ones() -> No
     torch.testing.assert_close(closed, overt.kl(model), atol=1e-4, rtol=1e-5)
 
 
+WITH_KL = ["BERT", "RoBERTa", "Llama", "GPT-2", "BART", "OPT", "ViT", "DistilBERT"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["BERT", "RoBERTa", "Llama", "GPT-2", "BART", "OPT", "ViT", "DistilBERT"])
-@pytest.mark.parametrize("config", [overt.Bayesian(), overt.Bayesian(family="lognormal")], ids=["w", "l"])
+@pytest.mark.parametrize(
+    ("name", "law"),
+    covering(
+        [(name, law) for law in ("weibull", "lognormal") for name in WITH_KL],
+        # each family, half of them with each law, and BERT with both
+        [("BERT", "weibull"), *zip(WITH_KL, ("lognormal", "weibull") * 4, strict=True)],
+    ),
+)
 def test_the_kl_of_padded_batches_takes_its_closed_form_and_is_the_dense_one(
-    name: str, config: overt.Bayesian, monkeypatch: pytest.MonkeyPatch
+    name: str, law: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family = BY_NAME[name]
-    model = attached(family, config)
+    model = attached(family, overt.Bayesian(family=law))
     for padded, left in ((False, False), (True, False), (True, True)):
         inputs = inputs_of(family, padded, left)
         dense: list[str] = []

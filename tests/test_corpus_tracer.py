@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 
 import overt
+from fresh import fresh
 from overt.corpus import tracer as tracer_module
 from small_corpora import TEXTS, small_causal_classifier, small_classifier, small_language_model
 from small_text import small_bert
@@ -302,11 +301,11 @@ def test_a_tracer_is_pickled_as_settings_and_loads_its_model_once(
 
 
 FRESH = """
-import pickle, sys
-with open(sys.argv[1], "rb") as file:
+import pickle
+with open({!r}, "rb") as file:
     tracers, texts = pickle.load(file)
-with open(sys.argv[2], "wb") as file:
-    pickle.dump([tracer({"text": texts}) for tracer in tracers], file)
+with open({!r}, "wb") as file:
+    pickle.dump([tracer({{"text": texts}}) for tracer in tracers], file)
 """
 
 
@@ -319,8 +318,8 @@ def test_tracers_and_attached_models_work_in_a_fresh_process(classifier: str, tm
     tracers = [overt.Tracer(classifier), overt.Tracer(model, methods=("raw", "rollout", "flow"))]
     assert len(pickle.dumps(tracers[1])) > sum(p.numel() * 4 for p in model.parameters()), "with its weights"
     (tmp_path / "in").write_bytes(pickle.dumps((tracers, TEXTS)))
-    command = [sys.executable, "-c", FRESH, str(tmp_path / "in"), str(tmp_path / "out")]
-    subprocess.run(command, check=True, env={"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"})
+    _, failed = fresh(FRESH.format(str(tmp_path / "in"), str(tmp_path / "out")))
+    assert not failed, failed
     there = pickle.loads((tmp_path / "out").read_bytes())
     for tracer, columns in zip(tracers, there, strict=True):
         here = tracer({"text": TEXTS})

@@ -17,6 +17,7 @@ import pytest
 
 import overt
 from examples import FOLDER
+from fresh import fresh
 from overt._extras import EXTRAS, need
 from overt.mechanisms import mechanism
 from overt.tracing.methods import method as method_registry
@@ -119,7 +120,7 @@ def test_a_package_gives_nothing_away_under_the_name_of_one_of_its_modules() -> 
 def test_packages_can_be_imported_by_their_names() -> None:
     code = "import overt.tracing.methods as m, overt; print(overt.tracing.methods.rollout is m.rollout)"
     code += "; print(overt.judge.uncertainty.__name__)"
-    assert python(code) == "True\novert.judge.uncertainty\n"
+    assert fresh(code) == ("True\novert.judge.uncertainty", "")
 
 
 def test_tests_import_no_tests() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -22,6 +20,7 @@ from torch_geometric.nn import GATConv, GATv2Conv, GCNConv, Sequential, TopKPool
 from torch_geometric.utils import add_self_loops, softmax, to_torch_coo_tensor, to_torch_csr_tensor
 
 import overt
+from fresh import fresh
 from overt.models.graph_attention import GATConv as OurGATConv
 from overt.tracing import nodes as module
 from overt.tracing.node_tracer import trace_nodes
@@ -685,8 +684,9 @@ def test_neighbours_that_are_tied_stand_next_to_each_other() -> None:
 def test_importing_brings_neither_torch_geometric_nor_matplotlib() -> None:
     code = "import sys, overt.tracing.nodes, overt.view.nodes; print('torch_geometric' in sys.modules, "
     code += "'matplotlib' in sys.modules, 'numba' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["False"] * 3
+    printed, failed = fresh(code)
+    assert not failed, failed
+    assert printed.split() == ["False"] * 3
 
 
 def test_a_table_is_a_plain_dataclass() -> None:

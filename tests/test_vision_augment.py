@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import pickle
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import overt
+from fresh import fresh
 from overt.vision import AugmentedConv2d, augment
 from their_resnet import EVOLVING, TheirResNet
 
@@ -88,7 +86,8 @@ def test_detach_gives_back_the_network_bit_for_bit() -> None:
 
 
 SAVED = """
-import torch, overt
+import os, torch, overt
+os.chdir({!r})
 from overt.vision import augment
 from their_resnet import EVOLVING, TheirResNet
 torch.manual_seed(9)
@@ -107,9 +106,8 @@ def test_originals_come_back_bit_for_bit_in_another_process(tmp_path: Path) -> N
     torch.save(model.state_dict(), tmp_path / "augmented.pt")
     overt.vision.save_originals(model, tmp_path / "originals.safetensors")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["augmented.pt", "originals.safetensors"]
-    paths = os.pathsep.join(str(Path(folder).resolve()) for folder in sys.path if folder)
-    command = [sys.executable, "-W", "ignore", "-c", SAVED]
-    subprocess.run(command, cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": paths})
+    _, failed = fresh(SAVED.format(str(tmp_path)))
+    assert not failed, failed
     got = torch.load(tmp_path / "plain.pt")
     assert list(got) == list(plain)
     restored = [name for name in plain if name.startswith(("layer2", "layer3", "layer4"))]
