@@ -385,10 +385,11 @@ def test_two_processes_have_the_losses_of_one(data: Encoded, tmp_path: Path) -> 
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A run of ea-table-5 without data, in a folder of its own."""
+    """A run of ea-table-5 without data, of a small network, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OVERT_DATA", raising=False)
     monkeypatch.setattr(translation_runs.reordered, "corpus", lambda: reordered_corpus)
+    monkeypatch.setitem(SIZES, "lite", SIZES["tiny"])
 
     def run(
         name: str = "ea-table-5", seeds: int = 1, out: str = "runs/a", fresh: bool = False, **options: str
