@@ -446,6 +446,13 @@ def test_a_table_is_filled_over_several_runs(recipe: Any, monkeypatch: pytest.Mo
     assert elsewhere["commands"] == second["commands"]
     assert elsewhere["per_seed"]["1"]["Lite"] == second["per_seed"]["1"]["Lite"]
     assert "EA-Lite" not in elsewhere["per_seed"]["0"]
+    # A file that lacked a seed names the command that made it once the other file has it.
+    file = Path("results") / "ea-table-6.json"
+    stored = json.loads(file.read_text())
+    fewer = {"per_seed": {"0": stored["per_seed"]["0"]}, "commands": ["one seed"]}
+    file.write_text(json.dumps(stored | fewer))
+    assert recipe("ea-table-6", rows="Lite", seeds=2, out="runs/e")["commands"] == second["commands"]
+    assert len(performed) == 2
 
     # Other settings are another measurement.
     third = recipe(rows="Lite", out="runs/c", tokens="64")

@@ -163,7 +163,8 @@ def run(
     if unmet := recipe.unmet(outcome):
         result["unmet"] = unmet
     if earlier and not outcome.measured:
-        result |= {name: earlier[name] for name in ("commands", "date", "hardware", "versions")}
+        result |= {name: earlier[name] for name in ("date", "hardware", "versions")}
+        result["commands"] = _commands(outcome) or earlier["commands"]
     if results is None:
         results = (
             Path("results") if _has_default_settings(recipe, request, outcome) else request.out / "results"
