@@ -25,7 +25,7 @@ WC = overt.Bayesian.paper("WC", k=10.0, prior_beta=1e-6, d_mid=20)
 
 def passes(attention: overt.MultiheadAttention, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """Output and KL of a forward pass, after its backward pass."""
-    chain = overt.Chain(step=step)
+    chain = overt.Chain(step=step, examples=torch.zeros_like(step))  # a number of the CPU cannot be captured
     tokens = torch.arange(x.shape[1], device=x.device)
     padding = tokens >= x.shape[1] - torch.arange(x.shape[0], device=x.device)[:, None] % x.shape[1]
     out, _ = attention(x, x, x, need_weights=False, key_padding_mask=padding, chain=chain)
@@ -86,7 +86,7 @@ def main() -> None:
         raise SystemExit("tiles.py times kernels on a GPU, and torch finds none")
     if options.products == "tf32":
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-    usual = {name: dict(getattr(attend, name)) for name in ("_LARGE", "_SMALL")}
+    usual = {name: dict(getattr(attend, name)) for name in ("_LARGE", "_SMALL", "_SHORT")}
 
     def use(tiles: Tiles | None) -> None:
         for name, table in usual.items():

@@ -7,7 +7,8 @@ Products that the compiler is known to get wrong are refused (`check_products`).
 
 With `--digest`, a digest of each kernel's PTX follows, of its instructions alone: names, line numbers and
 comments are left out. A change of names or of layout in the source leaves digests as they are. `--dtype` and
-`--variant` choose among types and masks, `--architecture` the GPU, whose shared memory kernels must fit.
+`--variant` choose among types and masks, `--tokens` the length, `--architecture` the GPU, whose shared memory
+kernels must fit.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def compile_states(dtype: torch.dtype) -> None:
     print(" ".join(f"{name}×{count} ≤{shared[name]:,} B" for name, count in sorted(compiled.items())))
 
 
-def main(form: str, dtype: torch.dtype = torch.bfloat16, variant: str = "plain") -> None:
+def main(form: str, dtype: torch.dtype = torch.bfloat16, variant: str = "plain", tokens: int = 128) -> None:
     Ready.run = compile_only  # type: ignore[method-assign]
     backend.KERNEL_DEVICES = {"cpu"}
     if "left" in variant:
@@ -170,9 +171,9 @@ def main(form: str, dtype: torch.dtype = torch.bfloat16, variant: str = "plain")
         return
     kind = overt.Decoder if "causal" in variant else overt.Encoder
     model = kind(12 * 64, 12, 2, FORMS[form], dropout=0.1 if "dropout" in variant else 0.0, hidden=64)
-    x = torch.randn(2, 128, 12 * 64, requires_grad=True)
+    x = torch.randn(2, tokens, 12 * 64, requires_grad=True)
     ends = variant == "padded" or "left" in variant
-    padding = torch.arange(128) >= torch.tensor([[121], [128]]) if ends else None
+    padding = torch.arange(tokens) >= torch.tensor([[tokens - 7], [tokens]]) if ends else None
     chain = overt.Chain(step=torch.tensor(0))
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         loss = model(x, padding, chain=chain).float().sum() + chain.penalty()
@@ -185,10 +186,11 @@ if __name__ == "__main__":
     parser.add_argument("form", choices=[*FORMS, PIXELS, STATES])
     parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--variant", choices=VARIANTS, default="plain")
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--architecture", type=int, choices=[*SHARED], default=architecture)
     parser.add_argument("--digest", action="store_true", help="print digests of the kernels' instructions")
     asked = parser.parse_args()
     architecture = asked.architecture
-    main(asked.form, getattr(torch, asked.dtype), asked.variant)
+    main(asked.form, getattr(torch, asked.dtype), asked.variant, asked.tokens)
     if asked.digest:
         print("\n".join(f"{name} {' '.join(found)}" for name, found in sorted(digests.items())))

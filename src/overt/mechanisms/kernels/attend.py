@@ -110,9 +110,6 @@ class Tiles(NamedTuple):
 
 
 # By pass, the sizes that were the fastest on an H200: for narrow heads in half precision, and for others.
-# Short sequences leave most of a tile empty. But sums of fewer than 32 products are compiled wrongly where
-# masks are read (Triton 3.6 and 3.7, `check_products` of tests/compile_kernels.py): the forward pass and that
-# to queries need 32 columns, the one to keys 32 rows. `benchmarks/tiles.py` tries such tiles.
 _SMALL = {
     "forward": Tiles(64, 128, 4, 3),
     "forward, map": Tiles(64, 64, 4, 3),
@@ -130,6 +127,10 @@ _LARGE = {
     "map": Tiles(32, 128, 4, 2),
     "map, drawn": Tiles(32, 64, 4, 2),
 }
+# Of sequences that fit one tile of 32 × 32. Smaller tiles are no use: sums of fewer than 32 products are
+# compiled wrongly where masks are read (Triton 3.6 and 3.7, `check_products` of tests/compile_kernels.py).
+# `benchmarks/tiles.py` tries others.
+_SHORT = dict.fromkeys(("forward", "queries", "keys"), Tiles(32, 32, 4, 2))
 
 
 class Form(NamedTuple):
@@ -230,8 +231,11 @@ class Form(NamedTuple):
             "FAST": self.dtype != torch.float32 and not INTERPRETED,
         }
 
-    def tiles(self, name: str, width: int) -> Tiles:
-        """The tiles of a pass."""
+    def tiles(self, name: str, width: int, rows: int, columns: int) -> Tiles:
+        """The tiles of a pass over a map of so many rows and columns."""
+        short = _SHORT.get(name)
+        if short is not None and rows <= short.rows and columns <= short.columns:
+            return short
         if width > 64 or self.dtype == torch.float32:
             return _LARGE[name]
         return (_SMALL if width > 16 else _NARROW)[name]

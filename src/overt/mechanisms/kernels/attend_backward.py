@@ -399,7 +399,7 @@ def _ready(
     to_query, to_key = heads_last_strides(queried), heads_last_strides(valued)
     counts = heads, heads // key_heads, queries, keys
     flags = {**form.address(), **form.law(), **form.masks()}
-    tiles = form.tiles("queries", width)
+    tiles = form.tiles("queries", width, queries, keys)
     to_queries = Ready(
         attend_to_queries,
         (blocks(queries, tiles.rows), heads, batch),
@@ -408,7 +408,7 @@ def _ready(
         tiles.warps,
         tiles.stages,
     )
-    tiles = form.tiles("keys", width)
+    tiles = form.tiles("keys", width, queries, keys)
     whole = keys % tiles.columns == 0 and queries % tiles.rows == 0
     to_keys = Ready(
         attend_to_keys,

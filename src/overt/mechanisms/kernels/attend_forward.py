@@ -296,7 +296,7 @@ def _ready(
 ) -> Ready:  # fmt: skip
     """The launch for shapes of query and value, and strides of query, key, value and map."""
     (batch, heads, queries, width), (_, key_heads, keys, _) = queried, valued
-    tiles = form.tiles("forward, map" if mapped else "forward", width)
+    tiles = form.tiles("forward, map" if mapped else "forward", width, queries * samples, keys)
     out = heads_last_strides(queried if samples == 1 else (samples, *queried))
     return Ready(
         attend_forward,

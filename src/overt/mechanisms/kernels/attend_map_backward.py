@@ -228,7 +228,7 @@ def _ready(
         (*out[:3], *to_out[:3], heads, queries),
         {"WIDTH": width, "BLOCK_WIDTH": power_of_two(width), "BLOCK_Q": _ROWS},
     )
-    tiles = form.tiles("map, drawn" if form.draws else "map", width)
+    tiles = form.tiles("map, drawn" if form.draws else "map", width, queries, keys)
     to_map = Ready(
         attend_to_map,
         (blocks(keys, tiles.columns), key_heads, batch),
