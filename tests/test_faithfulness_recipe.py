@@ -544,6 +544,24 @@ def test_passes_are_counted_before_they_are_made(words: int) -> None:
     assert expected.Work(2.0, 50.0).seconds(speed) == pytest.approx(2.5)
 
 
+def test_compilation_is_no_part_of_a_models_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seen = [0.0], set[int]()
+
+    class Compiling(WordClassifier):
+        def probabilities(self, text: Any, kept: Any) -> Any:
+            clock[0] += 0.5 + 0.001 * sum(len(self.code(text, row).places) for row in np.unique(kept, axis=0))
+            clock[0] += 0.0 if len(kept) in seen else 100.0  # compiled for each shape once
+            seen.add(len(kept))
+            return super().probabilities(text, kept)
+
+    monkeypatch.setattr(expected, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    classifier = Compiling(LastNoun(), grammar_tokenizer())
+    speed = expected.speed_of(classifier, [classifier.read(sorted(WORD_CLASSES["noun"])[:9])])
+    assert speed.call == pytest.approx(0.5, abs=0.02)
+    assert 0.001 < speed.token < 0.0025  # a pass over many texts has its call, too
+    assert len(seen) == 2
+
+
 @pytest.mark.parametrize("words", [1, 2, 6, 9, 20])
 def test_the_samples_of_lime_that_differ_are_counted(words: int) -> None:
     text = WordClassifier(LastNoun(), grammar_tokenizer()).read(sorted(WORD_CLASSES["noun"])[:words])

@@ -98,7 +98,10 @@ def tokens_of(classifier: WordClassifier, text: Text) -> int:
 
 
 def speed_of(classifier: WordClassifier, texts: Sequence[Text]) -> Speed:
-    """The speed of a model, on a text of median length and on parts of it, after a pass that is not timed."""
+    """The speed of a model, on a text of median length and on parts of it.
+
+    The first pass over each is not timed: kernels may be compiled for its shape.
+    """
     classifier = copy.copy(classifier)
     classifier.prefixes = False
     text = sorted(texts, key=lambda text: len(text.words))[len(texts) // 2]
@@ -108,13 +111,14 @@ def speed_of(classifier: WordClassifier, texts: Sequence[Text]) -> Speed:
     kept = np.random.default_rng(0).random((rows, words)) < 0.5
     whole = np.ones((1, words), dtype=bool)
     seconds = []
-    for sets in (whole, whole, kept):
+    for sets in (whole, kept, whole, kept):
         begun = time.perf_counter()
         classifier.probabilities(text, sets)
         seconds.append(time.perf_counter() - begun)
+    *_, alone, many = seconds
     different = np.unique(kept, axis=0)
-    token = seconds[2] / sum(len(classifier.code(text, row).places) for row in different)
-    return Speed(max(0.0, seconds[1] - token * tokens), token)
+    token = many / sum(len(classifier.code(text, row).places) for row in different)
+    return Speed(max(0.0, alone - token * tokens), token)
 
 
 def scores_of(
