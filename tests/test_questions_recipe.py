@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -663,71 +665,136 @@ def test_published_gains_stand_beside_measured_ones() -> None:
     assert TABLE_7.published["rows"][WC]["accuracy, noisy"][3] == 53.96
 
 
-def random_rows(name: str) -> list[tuple[str, str, list[str], int]]:
-    """Title, row, cells and the interval's side of zero, of all differences of random attention to Soft."""
+class Difference(NamedTuple):
+    """A difference of random attention to soft attention, as a table shows it.
+
+    Attributes:
+        row: of the random attention.
+        about: measure, images and kind of question.
+        mean: of the difference.
+        low: end of its interval.
+        high: the other.
+        holm: its p, corrected for its table.
+        words: mean and interval, as texts quote them.
+    """
+
+    row: str
+    about: str
+    mean: float
+    low: float
+    high: float
+    holm: float
+    words: str
+
+    @property
+    def side(self) -> int:
+        """Of zero, where its interval lies."""
+        return (self.low > 0) - (self.high < 0)
+
+
+def differences(name: str) -> list[Difference]:
+    """All of a stored table."""
     stored = json.loads((RESULTS / f"{name}.json").read_text())
+    tables = [table for table in stored["tables"] if table["title"].startswith("Differences")]
     found = []
-    for table in stored["tables"]:
-        for row, cells in table["rows"] if table["title"].startswith("Differences") else []:
+    for table in tables:
+        for row, (_, mean, interval, chance, *_) in table["rows"]:
             if not row.startswith((QUESTION_ONLY, SHUFFLED)):
-                low, high = (float(end.replace("−", "-")) for end in cells[2].split(" … "))
-                found.append((table["title"], row, cells, (low > 0) - (high < 0)))
+                words = f"{mean} ({interval.replace(' … ', ' to ')}"
+                numbers = [mean, *interval.split(" … "), chance.partition("(")[2].strip(")< ")]
+                about = table["title"].partition(": ")[2]
+                row = row.removesuffix(f" − {SOFT}")
+                found.append(Difference(row, about, *(float(n.replace("−", "-")) for n in numbers), words))
     return found
 
 
+def told(*parts: str) -> str:
+    """What a text says, on one line, without the unit of the first difference that it quotes."""
+    text = " ".join(ROOT.joinpath(*parts).read_text().split())
+    return re.sub(r"(−?\d\.\d\d) (?:points )?(?:clean )?\(", r"\1 (", text)
+
+
 def test_no_random_attention_is_said_to_differ_where_no_interval_does() -> None:
-    guide, readme, remark = (
-        " ".join(path.read_text().split())
-        for path in (ROOT / "docs" / "pictures.md", ROOT / "README.md", RESULTS / "bam-table-2.remark.md")
-    )
-    found = random_rows("bam-table-2")
-    assert (len(found), {side for *_, side in found}) == (80, {0})
-    assert all("80 differences" in text for text in (guide, readme, remark))
-    quoted = {
-        ("LF", CLEAN): (guide, remark),
-        (WC, CLEAN): (guide, readme, remark),
-        (WC, "noise 1 sd"): (guide, remark),
-    }
-    quoted |= {(WC, f"noise {strength} sd"): (remark,) for strength in ("0.5", "2", "4")}
-    for title, row, (_, mean, interval, *_), _ in found:
-        for text in quoted.pop((row.removesuffix(f" − {SOFT}"), title.rpartition("accuracy, ")[2]), ()):
-            assert mean in text
-            assert interval.replace(" … ", " to ") in text
-    assert not quoted
+    guide, readme = told("docs", "pictures.md"), told("README.md")
+    remark = told("results", "bam-table-2.remark.md")
+    found = {(each.row, each.about): each for each in differences("bam-table-2")}
+    assert (len(found), {each.side for each in found.values()}) == (80, {0})
+    assert "No random attention differs detectably from soft attention in accuracy or PAvPU" in guide
+    assert "no random attention differed detectably from it in accuracy or PAvPU" in readme
+    assert all("all 80 intervals include zero" in text for text in (guide, readme, remark))
+    alike = [found["LF", about][2:] == found["LC", about][2:] for _, about in found]
+    assert all(alike)
+    clean, noises = "accuracy, clean", [f"accuracy, noise {each} sd" for each in ("0.5", "1", "2", "4")]
+    for row, about, texts in (
+        ("LF", clean, (guide, remark)),
+        (WC, noises[1], (guide, remark)),
+        *((WC, noise, (remark,)) for noise in noises),
+    ):
+        assert all(found[row, about].words in text for text in texts)
+    assert f"WC has {found[WC, clean].words}" in guide
+    assert f"WC has {found[WC, clean].words}; published on VQA-v2 0.07)" in remark
+    assert f"(Weibull weights with a contextual prior: {found[WC, clean].words[:5]} points" in readme
+    assert found[WC, clean].words.partition("(")[2] in readme
+
+    published = {row: numbers["accuracy, noisy"][0] for row, numbers in bam_questions.PUBLISHED.items()}
+    gain = published[WC] - published[SOFT]
+    share = gain / (100 - published[SOFT])
+    assert f"under noise, {gain:.2f} points, lies above each of these intervals" in remark
+    assert f"{100 * share:.1f} % of the errors" in guide
+    assert f"{100 * share:.1f} %, which here would be" in remark
+    assert all(gain > found[WC, noise].high for noise in noises)
+    stored = json.loads((RESULTS / "bam-table-2.json").read_text())
+    shown = {table["title"]: dict(table["rows"]) for table in stored["tables"]}
+    soft = {about: shown[f"scenes, {about}"][SOFT][1] for about in ("clean", *(n[10:] for n in noises))}
+    errors = {about: 100 - float(text.partition("±")[0]) for about, text in soft.items()}
+    assert f"there are but {errors['clean']:.2f} to be had" in remark
+    same = [share * errors[noise[10:]] for noise in noises]
+    assert f"{', '.join(f'{each:.2f}' for each in same[:3])} and {same[3]:.2f} points" in remark
+    assert [each > found[WC, noise].high for each, noise in zip(same, noises, strict=True)] == [False] * 3 + [
+        True
+    ]
 
 
 def test_what_kinds_of_questions_show_is_told_as_it_was_measured() -> None:
-    guide, remark = (
-        " ".join(path.read_text().split())
-        for path in (ROOT / "docs" / "pictures.md", RESULTS / "bam-table-7.remark.md")
-    )
-    found = random_rows("bam-table-7")
-    kinds = {side: [title.rpartition(", ")[2] for title, *_, its in found if its == side] for side in (1, -1)}
+    guide, remark = told("docs", "pictures.md"), told("results", "bam-table-7.remark.md")
+    found = differences("bam-table-7")
+    kinds = {
+        side: [each.about.rpartition(", ")[2] for each in found if each.side == side] for side in (1, -1)
+    }
     assert (len(found), kinds) == (240, {1: ["count"] * 11, -1: ["colour-of"] * 6})
-    assert all("240 differences" in text for text in (guide, remark))
-    told = 0
-    for _, _, (_, mean, interval, chance, *_), _ in found:
-        if float(chance.partition("(")[2].rstrip(")").removeprefix("< ")) < 0.05:
-            told += 1
-            assert (
-                f"{mean}{',' if mean.startswith('−') else ' points,'} {interval.replace(' … ', ' to ')}"
-                in remark
-            )
-    assert told == 4
+    for text in (guide, remark):
+        assert re.search(
+            "17 (of 240 intervals )?exclude zero, where about twelve would by chance: eleven", text
+        )
+        assert re.search(
+            "eleven (intervals are )?above( zero)?, all for counting, and six below, all for colours", text
+        )
+    above = Counter(each.row for each in found if each.side == 1)
+    assert above == {"WC k=10": 5, WC: 4, "LF": 1, "LC": 1}
+    named = "five are WC k=10's, four those of WC, .* two those of LF and LC, .* none is WC k=100's"
+    assert re.search(named, remark)
+    left = {(each.row, each.about): each for each in found if each.holm < 0.05}
+    assert set(left) == {
+        ("WC k=10", "accuracy, noise 0.5 sd, count"),
+        ("WC k=10", "PAvPU 0.05, noise 2 sd, colour-of"),
+        ("WC k=10", "PAvPU 0.05, noise 4 sd, colour-of"),
+        ("WC k=100", "PAvPU 0.05, noise 2 sd, colour-of"),
+    }
+    assert "Four differences have p < 0.05 after Holm's correction within their tables" in remark
+    assert all(each.words.replace(" (", " points, ") in remark for each in left.values())
     seeds = read_result(RESULTS / "bam-table-7.json")["per_seed"].values()
-    random = [row for row in ROWS if row not in (SOFT, QUESTION_ONLY, SHUFFLED)]
+    rows = [row for row in ROWS if row not in (SOFT, QUESTION_ONLY, SHUFFLED)]
     keys = [
         key
         for key in next(iter(seeds))[SOFT]
         if key.count(" | ") == 2 and ("accuracy" in key or "0.05" in key)
     ]
-    apart = np.array(
-        [[[rows[row][key] - rows[SOFT][key] for key in keys] for row in random] for rows in seeds]
-    )
+    apart = np.array([[[each[row][key] - each[SOFT][key] for key in keys] for row in rows] for each in seeds])
     assert apart[0].size == 240
-    still = np.ptp(apart, axis=0) == 0  # nothing is tested where all seeds agree
-    least = stats.ttest_1samp(apart[:, ~still], 0.0).pvalue.min()
-    assert least * apart[0].size > 0.05  # Holm's first step, of all at once
+    varied = np.ptp(apart, axis=0) > 1e-9  # nothing is tested where all seeds agree
+    least = stats.ttest_1samp(apart[:, varied], 0.0).pvalue.min() * apart[0].size  # the first step of Holm's
+    assert f"none has (the smallest p is {least:.2f})" in remark
+    assert least > 0.05
 
 
 def test_the_guide_says_what_was_measured() -> None:
@@ -754,7 +821,7 @@ def test_the_guide_says_what_was_measured() -> None:
         assert mean.removeprefix("−") in guide
     assert {cells[0] for cells in shown.values()} == {"10"}
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"soft attention had {soft} % right (ten seeds)" in readme
+    assert f"soft attention answered {soft} % correctly (ten seeds)" in readme
     _, mean, interval, *_ = gains[f"{WC} − {SOFT}"]
     assert f"{mean} points more than soft attention ({interval.replace(' … ', ' to ')};" in guide
     assert f"{mean} points more than soft attention ({interval.replace(' … ', ' to ')};" in remark
