@@ -446,12 +446,24 @@ def test_a_table_is_filled_over_several_runs(recipe: Any, monkeypatch: pytest.Mo
     assert elsewhere["commands"] == second["commands"]
     assert elsewhere["per_seed"]["1"]["Lite"] == second["per_seed"]["1"]["Lite"]
     assert "EA-Lite" not in elsewhere["per_seed"]["0"]
-    # A file that lacked a seed names the command that made it once the other file has it.
+    # A file that lacked a seed says where it is from once the other file has it.
+    origin = {name: elsewhere[name] for name in ("commands", "date", "hardware", "versions")}
+    run = second["per_seed"]["1"]["Lite"]["run"]
+    assert origin == {
+        **{name: run[name] for name in origin if name != "commands"},
+        "commands": second["commands"],
+    }
     file = Path("results") / "ea-table-6.json"
     stored = json.loads(file.read_text())
-    fewer = {"per_seed": {"0": stored["per_seed"]["0"]}, "commands": ["one seed"]}
-    file.write_text(json.dumps(stored | fewer))
-    assert recipe("ea-table-6", rows="Lite", seeds=2, out="runs/e")["commands"] == second["commands"]
+    other = {
+        "commands": second["commands"][:1],
+        "date": "2000-01-01",
+        "hardware": "another machine",
+        "versions": {},
+    }
+    file.write_text(json.dumps(stored | {"per_seed": {"0": stored["per_seed"]["0"]}} | other))
+    filled = recipe("ea-table-6", rows="Lite", seeds=2, out="runs/e")
+    assert {name: filled[name] for name in origin} == origin
     assert len(performed) == 2
 
     # Other settings are another measurement.

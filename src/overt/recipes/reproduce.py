@@ -148,10 +148,7 @@ def run(
         "recipe": recipe.name,
         "title": recipe.title,
         "paper": recipe.paper,
-        "commands": _commands(outcome) or [this],
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "hardware": hardware(device),
-        "versions": versions(),
+        **_origin(outcome, earlier, this, device),
         "config": outcome.config,
         "seeds": list(outcome.per_seed),
         "published": recipe.published,
@@ -162,9 +159,6 @@ def run(
     }
     if unmet := recipe.unmet(outcome):
         result["unmet"] = unmet
-    if earlier and not outcome.measured:
-        result |= {name: earlier[name] for name in ("date", "hardware", "versions")}
-        result["commands"] = _commands(outcome) or earlier["commands"]
     if results is None:
         results = (
             Path("results") if _has_default_settings(recipe, request, outcome) else request.out / "results"
@@ -242,13 +236,38 @@ def _read(path: Path, recipe: Recipe) -> dict[str, Any] | None:
     return stored if stored is not None and stored["recipe"] == recipe.name else None
 
 
-def _commands(outcome: Outcome) -> list[str]:
-    """The commands that made the runs, in the order of rows, then times or figure; empty if not recorded."""
-    entries = [rows for rows in outcome.per_seed.values() if isinstance(rows, dict)]
-    runs = [row.get("run", {}) for rows in entries for row in rows.values() if isinstance(row, dict)]
-    made_by = [run["command"] for run in runs if "command" in run]
+def _origin(outcome: Outcome, earlier: Mapping[str, Any], this: str, device: str) -> dict[str, Any]:
+    """Commands, date, hardware and versions of a result.
+
+    Where nothing was measured they are the earlier file's, or of runs that another table's file has and it
+    has not: those of the latest of these.
+    """
+    runs = _runs(outcome)
+    made_by = list(dict.fromkeys(run["command"] for run in runs if "command" in run))
     last = [outcome.config[name] for name in ("timed_by", "drawn_by") if outcome.config.get(name)]
-    return list(dict.fromkeys([*made_by, *last]))
+    now: dict[str, Any] = {
+        "commands": list(dict.fromkeys([*made_by, *last])) or [this],
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "hardware": hardware(device),
+        "versions": versions(),
+    }
+    if outcome.measured:
+        return now
+    known = {name: earlier[name] for name in now} if earlier else {}
+    commands = known.get("commands", [])
+    added = [run for run in runs if "command" in run and run["command"] not in commands]
+    if not added:
+        return known or now
+    latest = max(added, key=lambda run: str(run.get("date")))
+    found = {name: latest.get(name, value) for name, value in now.items()}
+    return found | {"commands": list(dict.fromkeys([*commands, *made_by]))}
+
+
+def _runs(outcome: Outcome) -> list[dict[str, Any]]:
+    """The records of the runs, in the order of rows; empty if there are none."""
+    entries = [rows for rows in outcome.per_seed.values() if isinstance(rows, dict)]
+    records = [row.get("run") for rows in entries for row in rows.values() if isinstance(row, dict)]
+    return [record for record in records if isinstance(record, dict)]
 
 
 def _earlier(path: Path, recipe: Recipe) -> dict[str, Any]:
