@@ -86,7 +86,7 @@ def main() -> None:
         raise SystemExit("tiles.py times kernels on a GPU, and torch finds none")
     if options.products == "tf32":
         torch.backends.cuda.matmul.fp32_precision = "tf32"
-    usual = {name: dict(getattr(attend, name)) for name in ("_LARGE", "_SMALL", "_SHORT")}
+    usual = {name: dict(getattr(attend, name)) for name in ("_LARGE", "_SMALL", "_NARROW", "_SHORT")}
 
     def use(tiles: Tiles | None) -> None:
         for name, table in usual.items():

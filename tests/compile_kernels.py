@@ -173,7 +173,7 @@ def main(form: str, dtype: torch.dtype = torch.bfloat16, variant: str = "plain",
     model = kind(12 * 64, 12, 2, FORMS[form], dropout=0.1 if "dropout" in variant else 0.0, hidden=64)
     x = torch.randn(2, tokens, 12 * 64, requires_grad=True)
     ends = variant == "padded" or "left" in variant
-    padding = torch.arange(tokens) >= torch.tensor([[tokens - 7], [tokens]]) if ends else None
+    padding = torch.arange(tokens) >= torch.tensor([[max(1, tokens - 7)], [tokens]]) if ends else None
     chain = overt.Chain(step=torch.tensor(0))
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         loss = model(x, padding, chain=chain).float().sum() + chain.penalty()

@@ -127,9 +127,9 @@ _LARGE = {
     "map": Tiles(32, 128, 4, 2),
     "map, drawn": Tiles(32, 64, 4, 2),
 }
-# Of sequences that fit one tile of 32 × 32. Smaller tiles are no use: sums of fewer than 32 products are
-# compiled wrongly where masks are read (Triton 3.6 and 3.7, `check_products` of tests/compile_kernels.py).
-# `benchmarks/tiles.py` tries others.
+# Of sequences that fit one tile of 32 × 32. Sums of fewer than 32 products are compiled wrongly where masks
+# are read (Triton 3.6 and 3.7, `check_products` of tests/compile_kernels.py): the forward pass and that to
+# queries sum over columns, the one to keys over rows. `benchmarks/tiles.py` tries other sizes.
 _SHORT = dict.fromkeys(("forward", "queries", "keys"), Tiles(32, 32, 4, 2))
 
 
