@@ -13,11 +13,18 @@ import torch
 from typer.testing import CliRunner
 
 from overt.cli import app, shared
-from overt.cli.judge import Shown, classes_of, duration, expected, read_given, table_of
+from overt.cli.judge import Shown, classes_of, duration, expected, none_beats_chance, read_given, table_of
 from overt.judge.intervals import Interval
 from overt.judge.rationales import Evaluation, evaluate
 from overt.judge.rationales.randomising import after_shuffling, shuffled
-from overt.judge.rationales.ranking import apart, coverage, coverage_after_shuffling, leading, ordered
+from overt.judge.rationales.ranking import (
+    apart,
+    beating_chance,
+    coverage,
+    coverage_after_shuffling,
+    leading,
+    ordered,
+)
 from overt.judge.rationales.words import WordClassifier
 from small_corpora import small_classifier
 from small_judged import DECIDE, judged_classifier, texts_of
@@ -107,6 +114,23 @@ def test_controls_lead_nothing_and_equals_lead_together(opened: tuple[Any, Any])
     assert leading(found, "sufficiency") == {"right", "same"}, "less is better"
     assert ordered(found, "sufficiency").index("wrong") > ordered(found, "sufficiency").index("same")
     assert "(random)" in table_of(found, "sufficiency")
+    for measure in ("comprehensiveness", "sufficiency"):
+        assert beating_chance(found, measure) == {"right": True, "same": True, "wrong": False}, (
+            "nor is a control"
+        )
+    rows = {line.split()[0]: line for line in table_of(found, "sufficiency").splitlines() if line.strip()}
+    assert "°" in rows["wrong"]
+    assert "°" not in rows["right"] + rows["(random)"]
+    assert not none_beats_chance(found)
+
+
+def test_it_is_said_where_nothing_beats_random_scores(opened: tuple[Any, Any]) -> None:
+    texts, _ = texts_of(6)
+    blind = {"blind": [[0.0] * len(text.split()) for text in texts]}
+    assert none_beats_chance(evaluate(*opened, texts, methods=["random"], scores=blind))
+    without = evaluate(*opened, texts, methods=["raw"], scores=blind)
+    assert beating_chance(without, "comprehensiveness") == {}
+    assert not none_beats_chance(without), "there is nothing to beat"
 
 
 @pytest.fixture(scope="module")
@@ -413,12 +437,14 @@ def test_progress_names_the_method_and_its_number(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("overt.cli.judge.EVERY", -1.0)
-    shown = Shown(2, seconds=7200.0)
-    for words in ("raw", "raw, deleting words", "LIME", "raw, shuffled weights", "writing the page"):
+    shown = Shown(["raw", "LIME"], seconds=7200.0)
+    parts = ("raw", "raw, deleting words", "raw, blank-out, absolute", "LIME", "raw, shuffled weights")
+    for words in (*parts, "writing the page"):
         shown(words, 1, 3)
     assert capsys.readouterr().err.splitlines() == [
         "method 1 of 2, raw: 1 of 3 texts, 2.0 hours left",
         "method 1 of 2, raw, deleting words: 1 of 3 texts, 2.0 hours left",
+        "method 1 of 2, raw, blank-out, absolute: 1 of 3 texts, 2.0 hours left",
         "method 2 of 2, LIME: 1 of 3 texts, 2.0 hours left",
         "raw, shuffled weights: 1 of 3 texts",
         "writing the page: 1 of 3 texts",

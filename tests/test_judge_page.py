@@ -56,8 +56,8 @@ def test_the_page_holds_what_was_measured(
     index = index_of(judge_page(found, *model, texts, labels=labels, notes=["a note"], shuffled=LEFT).html())
     rows = {row["name"]: row for row in index["methods"]}
     assert set(rows) == {*METHODS, "<b>theirs"}
-    assert rows["raw"]["measures"].pop("shuffled") == [0.25, 0.125, 0.375, False, 5]
-    assert rows["random"]["measures"].pop("shuffled") == [1.0, None, None, False, 1]
+    assert rows["raw"]["measures"].pop("shuffled") == [0.25, 0.125, 0.375, False, 5, False]
+    assert rows["random"]["measures"].pop("shuffled") == [1.0, None, None, False, 1, False]
     assert [each["better"] for each in index["measures"] if each["key"] == "shuffled"] == ["zero"]
     texts_of_columns = {each["key"]: each.get("texts") for each in index["measures"]}
     assert texts_of_columns["comprehensiveness"] is None
@@ -66,7 +66,7 @@ def test_the_page_holds_what_was_measured(
     assert "comprehensiveness" in rows["raw"]["apart"], "it was judged on two texts"
     assert rows["random"]["apart"] == []
     for name, row in rows.items():
-        for measure, (mean, low, high, _, count) in row["measures"].items():
+        for measure, (mean, low, high, _, count, _) in row["measures"].items():
             values = found.methods[name].by_text[measure]
             assert count == np.isfinite(values).sum()
             assert mean == pytest.approx(np.nanmean(values), abs=1e-3)
@@ -77,6 +77,7 @@ def test_the_page_holds_what_was_measured(
     assert rows["<b>theirs"]["seconds"] is None
     assert rows["<b>theirs"]["measures"]["comprehensiveness"][3], "the right words lead"
     assert not rows["random"]["measures"]["comprehensiveness"][3]
+    assert not rows["<b>theirs"]["measures"]["comprehensiveness"][5], "and are told to beat random ones"
     assert index["about"]["classes"] == ["negative", "positive"]
     assert index["about"]["notes"] == ["a note"]
     assert [entry["label"] for entry in index["texts"]] == labels

@@ -239,26 +239,27 @@ def open_classifier(name: str, device: str = "auto") -> tuple[Any, Any]:
 class Shown:
     """How far it is, on standard error: a line that changes on a terminal, else one now and then."""
 
-    methods: int
+    methods: Sequence[str]  # their titles
     seconds: float | None  # that all takes, if known
-    titles: list[str] = field(default_factory=list)
+    begun: list[str] = field(default_factory=list)  # titles
     began: float = field(default_factory=time.monotonic)
     said: float = field(default_factory=time.monotonic)
     width: int = 0
 
     def __call__(self, words: str, done: int, total: int) -> None:
         """What is being done, how many texts of it are done, and how many there are."""
-        title = words.split(", deleting")[0]
         again = words == PAGE or words.endswith(SHUFFLED)
-        if title not in self.titles and not again:
-            self.titles.append(title)
+        # What is done for a method stands after its title, which may itself have a comma.
+        titles = [each for each in self.methods if words == each or words.startswith(f"{each}, ")]
+        if not again and titles and (title := max(titles, key=len)) not in self.begun:
+            self.begun.append(title)
         now, terminal = time.monotonic(), sys.stderr.isatty()
         if now - self.said < (0.3 if terminal else EVERY):
             return
         self.said = now
         line = f"{words}: {done} of {total} texts"
         if not again:
-            line = f"method {len(self.titles)} of {self.methods}, {line}"
+            line = f"method {len(self.begun)} of {len(self.methods)}, {line}"
             if self.seconds is not None:
                 line += f", {duration(max(self.seconds - (now - self.began), 1.0))} left"
         if terminal:
@@ -315,22 +316,23 @@ def table_of(found: Evaluation, by: str, left: Mapping[str, Interval] | None = N
     """
     from overt.judge.rationales.evaluation import LESS_IS_BETTER
     from overt.judge.rationales.methods import CONTROLS, ORACLE, title_of
-    from overt.judge.rationales.ranking import columns_of, heading_of, leading, ordered
+    from overt.judge.rationales.ranking import beating_chance, columns_of, heading_of, leading, ordered
 
     columns = columns_of(found)
     ahead = {measure: leading(found, measure) for measure in columns}
+    beats = {measure: beating_chance(found, measure) for measure in columns}
     arrows = {measure: "↓" if measure in LESS_IS_BETTER else "↑" for measure in columns}
-    last = ["ρ shuffled → 0 "] if left else []
-    rows = [["", "texts", *(f"{heading_of(name)} {arrows[name]}" for name in columns), *last, "s per text"]]
+    last = ["ρ shuffled → 0  "] if left else []
+    rows = [["", "texts", *(f"{heading_of(name)} {arrows[name]} " for name in columns), *last, "s per text"]]
     for name in ordered(found, by):
         own = found.methods[name]
         cells = []
         for measure in columns:
             known = own.measures.get(measure) is not None
-            mark = "*" if name in ahead[measure] else " "
-            cells.append(_cell(found.interval(name, measure) if known else None) + mark)
+            mark = "*" * (name in ahead[measure]) + "°" * (not beats[measure].get(name, True))
+            cells.append(_cell(found.interval(name, measure) if known else None) + mark.ljust(2))
         if left:
-            cells.append(_cell(left.get(name)) + " ")
+            cells.append(_cell(left.get(name)) + "  ")
         title = f"({title_of(name)})" if name in CONTROLS else title_of(name)
         # The best order comes from a search whose answers the normalised measures use as well.
         spent = "–" if own.seconds is None or name == ORACLE else f"{own.seconds:.3f}"
@@ -343,6 +345,14 @@ def table_of(found: Evaluation, by: str, left: Mapping[str, Interval] | None = N
     ]  # fmt: skip
     lines += [f"{title_of(name).ljust(widths[0])}  – {reason}" for name, reason in found.refused.items()]
     return "\n".join([*lines, *_texts_of(found, columns, left or {})])
+
+
+def none_beats_chance(found: Evaluation) -> bool:
+    """Whether random scores were judged, and no method is told to be better by any measure."""
+    from overt.judge.rationales.ranking import beating_chance, columns_of
+
+    told = [beating_chance(found, measure) for measure in columns_of(found)]
+    return any(told) and not any(better for each in told for better in each.values())
 
 
 def _texts_of(found: Evaluation, columns: Sequence[str], left: Mapping[str, Interval]) -> list[str]:
@@ -510,7 +520,7 @@ def run(
     seconds = expected(lengths, jobs)
     if seconds is not None:
         typer.echo(f"all will take about {duration(seconds)}", err=True)
-    shown = Shown(len(names), seconds)
+    shown = Shown([title_of(name) for name in names], seconds)
     try:
         found = judged(everything, shown)
         if not found.methods:
@@ -551,8 +561,10 @@ def run(
     typer.echo(table_of(found, by, left))
     typer.echo(
         "Means over texts ± half of the 95 % interval. * the best, or not told apart from it by these texts. "
-        "In brackets: controls."
+        "° not told to be better than random scores. In brackets: controls."
     )
+    if none_beats_chance(found):
+        typer.echo("No method is told to be better than random scores by any measure.")
     if found.performance:
         typer.echo(", ".join(_performance(found)))
     for note in notes:

@@ -19,6 +19,7 @@ from overt.judge.rationales.evaluation import LESS_IS_BETTER, Evaluation
 from overt.judge.rationales.methods import CONTROLS, ORACLE, Scorer, title_of
 from overt.judge.rationales.ranking import (
     apart,
+    beating_chance,
     columns_of,
     coverage,
     coverage_after_shuffling,
@@ -68,7 +69,8 @@ SHUFFLED = {
 }
 INTERVALS = (
     "Means over texts, with 95 % intervals. Bold: the best method, and all that these texts do not tell "
-    "apart from it (paired differences on the same texts, one by one). In italics: controls."
+    "apart from it (paired differences on the same texts, one by one). °: not told to be better than random "
+    "scores. In italics: controls."
 )
 Report = Callable[[int, int], object]
 
@@ -216,10 +218,13 @@ def _with(measure: dict[str, str], some: tuple[str, str] | None) -> dict[str, st
 def _methods(
     found: Evaluation, columns: Sequence[str], shuffled: Mapping[str, Interval]
 ) -> list[dict[str, Any]]:
-    """The table's rows: each measure as mean, both ends of its interval, whether it is among the best, and
-    how many texts it is of. A method that is `apart` by a measure says so.
+    """The table's rows. A method that is `apart` by a measure says so.
+
+    Each measure is a mean, both ends of its interval, whether it is among the best, how many texts it is of,
+    and whether they do not tell it to beat random scores.
     """
     ahead = {measure: leading(found, measure) for measure in columns}
+    beats = {measure: beating_chance(found, measure) for measure in columns}
     others = {measure: apart(found, measure) for measure in columns}
     rows = []
     for name, own in found.methods.items():
@@ -227,9 +232,10 @@ def _methods(
         for measure in columns:
             if own.measures.get(measure) is not None:
                 mean, low, high, texts, _ = found.interval(name, measure)
-                measures[measure] = [mean, low, high, name in ahead[measure], texts]
+                chance = not beats[measure].get(name, True)
+                measures[measure] = [mean, low, high, name in ahead[measure], texts, chance]
         if name in shuffled:
-            measures[SHUFFLED["key"]] = [*shuffled[name][:3], False, shuffled[name].texts]
+            measures[SHUFFLED["key"]] = [*shuffled[name][:3], False, shuffled[name].texts, False]
         rows.append(
             {
                 "name": name,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from overt.judge.rationales.deleting import SEARCHED
 from overt.judge.rationales.evaluation import FAITHFUL, HUMAN, LESS_IS_BETTER, REFERENCES, Evaluation
-from overt.judge.rationales.methods import CONTROLS
+from overt.judge.rationales.methods import CONTROLS, RANDOM
 from overt.judge.rationales.randomising import MOST
 
 if TYPE_CHECKING:
@@ -144,3 +144,25 @@ def leading(found: Evaluation, measure: str) -> set[str]:
         if not told or abs(difference.mean) < SHOWN:
             together.add(name)
     return together
+
+
+def beating_chance(found: Evaluation, measure: str) -> dict[str, bool]:
+    """Method → whether the texts tell it to be better than random scores; empty where these were not judged.
+
+    As for `leading`, by the paired 95 % interval of each method by itself. Controls are left out, and
+    blank-out by its correlation with itself.
+
+    Args:
+        found: from `evaluate`.
+        measure: one of `COLUMNS`.
+    """
+    known = {name for name, own in found.methods.items() if own.measures.get(measure) is not None}
+    if RANDOM not in known:
+        return {}
+    sign = -1.0 if measure in LESS_IS_BETTER else 1.0
+    names = known - {*CONTROLS, *(REFERENCES if measure == "correlation" else ())}
+    gains = {name: found.paired(name, RANDOM, measure) for name in names}
+    return {
+        name: min(sign * gain.low, sign * gain.high) > 0.0 and abs(gain.mean) >= SHOWN
+        for name, gain in gains.items()
+    }

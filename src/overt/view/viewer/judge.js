@@ -239,10 +239,10 @@ export class JudgeView {
 
   cell(values, method) {
     if (!values || values[0] === null) return element("td", {}, "–");
-    const [value, low, high, best, texts] = values;
+    const [value, low, high, best, texts, chance] = values;
     const about = texts === undefined || texts === this.index.about.texts ? null : `${method.title}: of ${texts} of ${this.index.about.texts} texts`;
     const half = low === null ? "" : ` ± ${((high - low) / 2).toFixed(3)}`;
-    return element("td", { class: best ? "best" : null, title: about }, judgeDigits(value), element("span", { class: "range" }, half));
+    return element("td", { class: best ? "best" : null, title: about }, `${judgeDigits(value)}${chance ? "°" : ""}`, element("span", { class: "range" }, half));
   }
 
   drawControls() {
