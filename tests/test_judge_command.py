@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,13 @@ def test_bad_files_are_named(model: str, tmp_path: Path) -> None:
     (tmp_path / "marks.jsonl").write_text('{"text": "good film", "m": "x"}\n')
     (tmp_path / "short.jsonl").write_text('{"text": "good film", "m": [1]}\n')
     with_model = ["--model", model]
+    other = tmp_path / "other"
+    shutil.copytree(model, other)
+    config = json.loads((other / "config.json").read_text())
+    names = {"id2label": {n: f"class {n}" for n in range(3)}, "label2id": {f"class {n}": n for n in range(3)}}
+    (other / "config.json").write_text(json.dumps(config | names))
+    line = refusal(texts, "--model", other)
+    assert line == f"--model {other}: its weights do not fit its config.json, which gives other sizes"
     assert "labels has 3 labels, and" in refusal(texts, *with_model, "--labels", tmp_path / "labels")
     (tmp_path / "alike").write_text("1\npositive\n")
     line = refusal(texts, *with_model, "--labels", tmp_path / "alike")

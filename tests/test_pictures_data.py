@@ -18,6 +18,7 @@ from PIL import Image
 
 from overt.data import daquar, flickr8k, named_images
 from overt.data.daquar import kind_of
+from overt.data.pictures import opened
 from overt.data.questions import Asked, QuestionData, kinds, outside
 from overt.data.region_features import RegionFeatures
 from overt.data.vocabulary import Vocabulary, tokenise, vocabulary_of
@@ -502,7 +503,7 @@ def test_an_h5_file_without_h5py_names_its_extra(tmp_path: Path, monkeypatch: py
         ({"feat": features(0, 3)[0]}, "must have regions × 6 features, got 6$"),
         ({"feat": np.full((2, 6), np.nan)}, "must hold finite numbers"),
         ({"feat": np.array([["a"]])}, "must be an npz file of numbers: an array of <U1"),
-        ({"feat": np.array([None])}, "must be an npz file of numbers"),
+        ({"feat": np.array([None])}, r"must be an npz file of numbers: it is something else$"),
         ({"y": features(0, 3)}, r"must have feat \(regions × width\) or x \(width × regions\), got y$"),
     ],
 )
@@ -510,6 +511,11 @@ def test_features_that_do_not_fit_are_named(tmp_path: Path, arrays: dict[str, An
     np.savez(tmp_path / "1.npz", **arrays)
     with pytest.raises(ValueError, match=message):
         RegionFeatures(tmp_path, width=6).read(["1"])
+
+
+def test_a_picture_that_is_a_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=r"^picture mine is a folder: give a file in it$"):
+        opened(tmp_path, "mine")
 
 
 def test_images_without_features_are_named_before_any_is_read(tmp_path: Path) -> None:

@@ -158,6 +158,9 @@ def test_the_scale_of_longer_texts_is_searched_and_that_of_long_ones_not_given()
     flat = normalised_aopc([1.0, 2.0], lambda kept: np.full(len(kept), 0.5))
     assert flat is not None
     assert math.isnan(flat.comprehensiveness), "no order makes a difference"
+    rounding = normalised_aopc([1.0, 2.0, 3.0], lambda kept: 0.5 + 6e-8 * kept[:, 0])
+    assert rounding is not None
+    assert math.isnan(rounding.comprehensiveness), "nor does rounding, of float32"
 
 
 def test_curves_start_together_end_together_and_lie_apart_for_the_true_order() -> None:

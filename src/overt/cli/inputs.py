@@ -113,6 +113,12 @@ def open_model(name: str) -> Any:
         return open_saved(name, settings)
     except SafetensorError as error:
         raise OSError(f"--model {name}: its weights cannot be read ({error}); are they complete?") from None
+    except RuntimeError as error:
+        if "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError(
+            f"--model {name}: its weights do not fit its config.json, which gives other sizes"
+        ) from None
 
 
 def prompt_with_picture(name: str, model: Any, text: str, image: Path) -> tuple[dict[str, Any], Any]:

@@ -40,7 +40,9 @@ def opened(source: Image | str | Path | bytes, name: str) -> Image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except FileNotFoundError:
         raise FileNotFoundError(f"picture {name} does not exist") from None
-    except (IsADirectoryError, UnreadableImageError):
+    except IsADirectoryError:
+        raise IsADirectoryError(f"picture {name} is a folder: give a file in it") from None
+    except UnreadableImageError:
         raise
     except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         why = "" if isinstance(error, UnidentifiedImageError) else f": {' '.join(str(error).split())[:100]}"

@@ -124,7 +124,9 @@ class RegionFeatures:
                     return _numbers(file["x"]).T, f"{path}: the transpose of x"
                 has = ", ".join(file.files)
         except (ValueError, OSError, BadZipFile, EOFError) as error:
-            raise ValueError(f"{path} must be an npz file of numbers: {error}") from None
+            # numpy takes what it does not know for pickled objects, and says how to load them.
+            why = "it is something else" if "pickle" in str(error) else error
+            raise ValueError(f"{path} must be an npz file of numbers: {why}") from None
         raise ValueError(f"{path} must have feat (regions × width) or x (width × regions), got {has}")
 
     def read(

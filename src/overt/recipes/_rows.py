@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from overt import _check
 from overt._workers import Perform, Tell, cores, side_by_side
 from overt.mechanisms.mechanism import Mechanism, as_dict
-from overt.recipes._recipe import Outcome, Request
+from overt.recipes._recipe import Outcome, Request, counted
 from overt.recipes._runs import RESULT, earlier_result, finished, stored_numbers
 from overt.recipes._training import DivergedError, is_main_process, progress_bar, wait_for_everyone
 
@@ -134,11 +134,12 @@ class Known:
     def _say(self, request: Request) -> None:
         console, from_files = request.console, self.stored + self.shared
         if len(self.numbers) > from_files:
-            console.print(f"[dim]{len(self.numbers) - from_files} trainings are already finished[/dim]")
+            finished = counted(len(self.numbers) - from_files, "training")
+            console.print(f"[dim]already finished: {finished}[/dim]")
         if from_files:
             console.print(
-                f"[dim]{from_files} trainings are in result files, with their numbers alone; --fresh trains "
-                "the rows that are asked for again, and makes their models[/dim]"
+                f"[dim]in result files, with their numbers alone: {counted(from_files, 'training')}; --fresh "
+                "trains the rows that are asked for again, and makes their models[/dim]"
             )
         if self.dropped:
             console.print(

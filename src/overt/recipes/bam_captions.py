@@ -231,7 +231,10 @@ def with_meteor(request: Request, data: CaptionData, place: Path) -> Outcome:
         (name, seed): dict(entry) for seed, rows in request.stored.items() for name, entry in rows.items()
     }
     if not numbers:
-        raise ValueError("--meteor adds to a stored result, and there is none: measure it first")
+        raise ValueError(
+            "--meteor adds to a stored result, and there is none: measure it first, or give the folder that "
+            "has it, such as --results runs/captions/results after a trial"
+        )
     settings = next(iter(numbers.values()))["run"]["settings"]
     if settings["data"] != data.sha256:
         raise ValueError("--meteor needs the data of the stored result, and these are others")

@@ -19,7 +19,7 @@ from overt._workers import cores
 from overt.data import planetoid
 from overt.mechanisms.bayesian.config import Bayesian
 from overt.models.folders import WEIGHTS, load_weights
-from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell
+from overt.recipes._recipe import Grid, Option, Outcome, Recipe, Report, Request, cell, counted
 from overt.recipes._runs import earlier_result
 from overt.recipes._training import progress_bar, torch_device
 from overt.recipes.graph_training import (
@@ -189,7 +189,7 @@ def run(request: Request) -> Outcome:
             else:
                 numbers[row, seed] = result
     if numbers:
-        request.console.print(f"[dim]{len(numbers)} trainings are already finished[/dim]")
+        request.console.print(f"[dim]already finished: {counted(len(numbers), 'training')}[/dim]")
     tasks.sort(key=lambda task: task.seed)
     with progress_bar(request.console) as progress:
         bar = progress.add_task(name, total=len(tasks))

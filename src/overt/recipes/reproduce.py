@@ -195,7 +195,8 @@ def retell(name: str, results: Path | None = None, extra: Sequence[str] = ()) ->
     path = results / f"{result_name(recipe, read_options(recipe, extra))}.json"
     if not path.exists():
         raise FileNotFoundError(
-            f"--retell needs a stored result, but {path} does not exist: measure it first"
+            f"--retell needs a stored result, but {path} does not exist: measure it first, or give the "
+            f"folder that has it, such as --results runs/{recipe.folder}/results after a trial"
         )
     stored = _read(path, recipe)
     if stored is None:

@@ -31,6 +31,7 @@ EXACT, SEARCHED = 12, 30  # words up to which the best order is found exactly, a
 BEAM = 5
 SIGNS = (1.0, -1.0)  # of the beams that search for the lowest and for the highest sum
 LEAST = 1e-12  # probability in a logarithm
+ROUNDED = 1e-6  # difference of probabilities that rounding may make, of products of float32
 
 
 def count_of(share: float, words: int) -> int:
@@ -313,7 +314,7 @@ class Normalised(NamedTuple):
     sufficiency.
 
     Attributes:
-        comprehensiveness: with the highest scores deleted first; NaN where all orders are equal.
+        comprehensiveness: with the highest scores deleted first; NaN where all orders are equal, to rounding.
         sufficiency: with the highest scores kept longest.
         exact: whether the scale is exact.
     """
@@ -358,6 +359,6 @@ def normalised_from(probabilities: Floats, scale: Attainable) -> Normalised:
     full, highest, lowest = np.split(probabilities, (1, words + 1))
     falls = float(full[0] - highest.mean()), float(full[0] - lowest.mean())
     low, high = min(scale.least, *falls), max(scale.greatest, *falls)  # beyond what a beam found
-    if high - low < 1e-12:
+    if high - low < ROUNDED:
         return Normalised(math.nan, math.nan, scale.exact)
     return Normalised((falls[0] - low) / (high - low), (falls[1] - low) / (high - low), scale.exact)
