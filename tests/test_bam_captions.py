@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -382,3 +383,29 @@ def test_the_guide_quotes_the_table_as_it_was_measured() -> None:
             or f"{mean} points, {low} to {high}" in words
             or (f"{mean}, {low} to {high}" in words)
         ), (title, row)
+
+
+def test_trainings_that_30_epochs_cut_short_are_counted_as_they_are() -> None:
+    root = Path(__file__).parents[1]
+    stored = read_result(root / "results" / "bam-table-3.json")
+    assert stored is not None
+    patience = stored["config"]["training"]["patience"]
+    cut = Counter(
+        name
+        for rows in stored["per_seed"].values()
+        for name, row in rows.items()
+        if row["epochs"] == 30 and row["best_epoch"] > 30 - patience
+    )
+    assert cut == {"language only": 5, "shuffled images": 3, "hard": 3, "BAM-WC": 1}
+    guide, remark = (
+        " ".join((root / place).read_text().split())
+        for place in ("docs/pictures.md", "results/bam-table-3.remark.md")
+    )
+    assert (
+        "language only with all five seeds, shuffled images and hard attention with three, BAM-WC with one"
+        in guide
+    )
+    told = (
+        "Language only with all five seeds, shuffled images and hard attention with three and BAM-WC with one"
+    )
+    assert told in remark

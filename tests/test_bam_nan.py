@@ -169,3 +169,5 @@ def test_the_guide_and_the_remark_say_what_was_measured() -> None:
     assert [each[0] for each in cells] == ["0 of 2", "0 of 2", "0 of 1", "0 of 1"]
     assert "it is {}, {} and {} times".format(*(each[5] for each in cells[1:])) in guide
     assert f"{float(cells[2][5]):.0f} and {float(cells[1][5]):.0f} times at" in remark
+    assert [list(rows.values())[3][8], cells[3][8]] == ["1.0", "1.0"]
+    assert "(1.0 times in the best epoch on both)" in remark

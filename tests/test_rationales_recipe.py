@@ -305,6 +305,15 @@ def test_the_guide_says_what_was_measured() -> None:
         f"the attention that pools ({span(comp, 'pooling')}); random scores have {span(comp, 'random')}"
         in guide
     )
+    apart = [
+        rows["Evolving"]["methods"]["lime"]["comprehensiveness"]
+        - rows["Evolving"]["methods"]["pooling"]["comprehensiveness"]
+        for rows in stored["per_seed"].values()
+    ]
+    assert min(apart) < 0 < max(apart)
+    assert max(map(abs, apart)) < 0.01
+    assert "With evolving attention the last two are about alike" in guide
+    assert "which are about alike with evolving attention" in remark
     assert f"what people marked (AP {span(ap, 'pooling')}; random scores {span(ap, 'random')})" in remark
     assert f"blank-out ({span(ap, 'blankout')}) and the norm of the gradient" in remark
     assert f"gradient ({span(ap, 'gradients')})," in remark
