@@ -30,6 +30,7 @@ from overt.recipes import faithfulness_report as report
 from overt.recipes import faithfulness_time as expected
 from overt.recipes._recipe import Outcome, Request
 from overt.recipes.faithfulness_models import VERBS, VerbNumber, grammar_tokenizer
+from overt.recipes.paired import mean_interval
 from overt.tracing.methods.method import methods as registered
 from overt.tracing.mixing.mixing import mixings
 
@@ -684,6 +685,14 @@ def test_the_guide_quotes_the_table_as_it_was_measured() -> None:
     shown = [[cell.strip() for cell in line.strip("|").split("|")] for line in quoted[2:]]
     assert {name: cells for name, *cells in shown} == measured
     assert [name for name, *_ in shown] == [name for name, _ in table["rows"]], "the best first"
+    readme = (root / "README.md").read_text()
+    some = (
+        readme[readme.index("| method | both | classifiers | language model |") :]
+        .split("\n\n")[0]
+        .splitlines()
+    )
+    for name, *cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in some[2:]):
+        assert cells == measured["raw" if name == "raw attention of the last layer" else name][:3], name
     missing = stored["config"]["missing"]
     assert ("not been measured" in guide) == bool(missing), "what is left to measure is said while it is"
 
@@ -709,7 +718,11 @@ def test_the_guide_says_what_the_language_model_has_shown() -> None:
     rollouts = ["rollout", "effective attention rollout", "rollout of norms", "value zeroing"]
     rollouts += ["attention × gradient rollout", "ALTI rollout", "relevance"]
     assert [beats_random(method) for method in rollouts] == [0, 0, 0, 0, 0, 4, 1]
-    assert "rollout, over five of seven graphs, in none" in guide
+    graphs = [
+        mean(method, place) for method in ("rollout", "effective attention rollout") for place in ranking
+    ]
+    assert graphs[:6] == graphs[6:], "effective attention is attention here"
+    assert "rollout, over four of six graphs, in none" in guide
     assert beats_random("raw") == 4
     assert "raw attention beat random scores in four columns of six" in guide
     for method in ("ALTI flow", "gradient norm", "gradient × input"):
@@ -723,3 +736,40 @@ def test_the_guide_says_what_the_language_model_has_shown() -> None:
     assert "({} and {}, random {})".format(*three) in guide
     two = [mean(method, column) for method in rollouts[-2:] for column in (comprehensiveness, shuffled)]
     assert "Rollout over ALTI ({}; ρ shuffled {}) and of relevance ({}; {}) are not".format(*two) in guide
+
+
+def test_what_nine_models_show_of_flow_and_of_raw_attention_is_told() -> None:
+    root = Path(__file__).parents[1]
+    stored = json.loads((root / "results" / "faithfulness.json").read_text())
+    models = [
+        rows[f"agreement {form}"]["means"]
+        for rows in stored["per_seed"].values()
+        for form in ("plain", "evolving", "Bayesian")
+    ]
+    assert len(models) == 9
+    guide, remark = (
+        " ".join((root / place).read_text().split())
+        for place in ("docs/judge.md", "results/faithfulness.remark.md")
+    )
+
+    def told(first: str, second: str, protocol: str) -> str:
+        apart = [means[protocol][first] - means[protocol][second] for means in models]
+        mean, low, high = (f"{each:.2f}".replace("-0.00", "0.00") for each in mean_interval(apart))
+        return f"{mean} ({low} to {high}".replace("-", "−")
+
+    assert f"comprehensiveness {told('raw', 'random', 'comprehensiveness').replace(' (', ', ')})" in remark
+    first = told("raw", "random", "ground_truth").replace(" (", " more, ")
+    assert f"({first}; in eight of nine)" in remark
+    assert f"({first})" in guide
+    above = [means["ground_truth"]["raw"] > means["ground_truth"]["random"] for means in models]
+    assert sum(above) == 8
+    for graph, texts in {"": (remark, guide), "/gradient": (remark,)}.items():
+        told_of = told(f"flow{graph}", f"rollout{graph}", "comprehensiveness")
+        assert all(f"comprehensiveness {told_of}" in text.replace("0.08, −", "0.08 (−") for text in texts)
+        assert f"the subject first {told(f'flow{graph}', f'rollout{graph}', 'ground_truth')})" in remark
+    for name, protocol in (("LeRF − MoRF", "between"), ("normalised AOPC", "normalised_comprehensiveness")):
+        better = told("flow/gradient", "rollout/gradient", protocol)
+        assert f"{name} {better})" in remark
+        assert abs(float(told("flow", "rollout", protocol).split()[0].replace("−", "-"))) == 0.0
+    words = told("flow/gradient", "rollout/gradient", "between").replace(" (", ", ")
+    assert f"LeRF − MoRF {words})" in guide
