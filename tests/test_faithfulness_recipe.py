@@ -577,6 +577,12 @@ def test_the_samples_of_lime_that_differ_are_counted(words: int) -> None:
     assert asked[0] == pytest.approx(expected.different(words, 300), rel=0.1, abs=1)
 
 
+@pytest.mark.parametrize("words", [66, 1030, 5000])
+def test_no_two_samples_of_a_long_text_are_alike_but_for_the_whole(words: int) -> None:
+    """Of a thousand words there are more sets than a float can hold."""
+    assert expected.different(words, 1000) == pytest.approx(1000, rel=0.02)
+
+
 def test_what_a_full_run_needs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OVERT_DATA", raising=False)
     with pytest.raises(ValueError, match=r"--rows .* cannot be measured: it needs --language-model"):

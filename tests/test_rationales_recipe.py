@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +260,21 @@ def test_progress_of_measuring_is_told_to_the_last_step(tmp_path: Path) -> None:
     assert steps["lime"] > steps["random"]
     assert len(told) > len(steps)
     assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_process_beside_others_keeps_to_one_thread() -> None:
+    """LIME's regression would take as many threads as there are cores in each of them, beside PyTorch's."""
+    pytest.importorskip("threadpoolctl", reason="comes with scikit-learn, of the extra rationales")
+    code = """
+import numpy
+from overt.recipes._training import one_thread
+one_thread()
+import sklearn.linear_model
+from threadpoolctl import threadpool_info
+print({each["num_threads"] for each in threadpool_info()})
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "{1}"
 
 
 def test_movies_need_a_pretrained_encoder(tmp_path: Path) -> None:
