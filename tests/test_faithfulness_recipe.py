@@ -284,6 +284,7 @@ def test_the_picture_says_what_its_marks_are_and_orders_methods_as_the_table_doe
         name: [0.1 * place, 0.0, 0.2, 9, 0, 1, 1, 0] for place, name in enumerate(("raw", "flow", "random"))
     }
     cells = {"agreement plain": {"between": values}, "agreement evolving": {"between": values}}
+    cells["SST-2 Evolving"] = {"between": values}
     config = {
         "cells": cells,
         "rows": {name: {"form": name.split()[1]} for name in cells},
@@ -300,6 +301,7 @@ def test_the_picture_says_what_its_marks_are_and_orders_methods_as_the_table_doe
         "ms a text",
     ):
         assert mark in words
+    assert "Evolving attention" not in words, "the same form by another spelling"
     assert words.index("flow") < words.index("raw"), "the better one is above"
 
 
@@ -693,12 +695,12 @@ def test_the_guide_quotes_the_table_as_it_was_measured() -> None:
     assert [name for name, *_ in shown] == [name for name, _ in table["rows"]], "the best first"
     readme = (root / "README.md").read_text()
     some = (
-        readme[readme.index("| method | both | classifiers | language model |") :]
+        readme[readme.index("| method | all | demo | SST-2 | language model |") :]
         .split("\n\n")[0]
         .splitlines()
     )
     for name, *cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in some[2:]):
-        assert cells == measured["raw" if name == "raw attention of the last layer" else name][:3], name
+        assert cells == measured["raw" if name == "raw attention of the last layer" else name][:4], name
     missing = stored["config"]["missing"]
     assert ("not been measured" in guide) == bool(missing), "what is left to measure is said while it is"
 
@@ -744,6 +746,99 @@ def test_the_guide_says_what_the_language_model_has_shown() -> None:
     assert "Rollout over ALTI ({}; ρ shuffled {}) and of relevance ({}; {}) are not".format(*two) in guide
 
 
+def test_the_guide_says_what_sentiment_has_shown() -> None:
+    root = Path(__file__).parents[1]
+    stored = json.loads((root / "results" / "faithfulness.json").read_text())
+    forms = ("plain", "Evolving", "Bayesian")
+    models = [
+        rows[f"SST-2 {form}"]["means"]
+        for rows in stored["per_seed"].values()
+        for form in forms
+        if f"SST-2 {form}" in rows
+    ]
+    counts = [sum(f"SST-2 {form}" in rows for rows in stored["per_seed"].values()) for form in forms]
+    assert counts == [2, 2, 1]
+    guide, remark = (
+        " ".join((root / place).read_text().split())
+        for place in ("docs/judge.md", "results/faithfulness.remark.md")
+    )
+    assert "five of nine models, two plain, two evolving and one Bayesian" in guide
+    assert "five of nine models: two plain, two evolving, one Bayesian" in remark
+
+    def span(first: str, second: str | None = None, protocol: str = "comprehensiveness") -> str:
+        found = [
+            means[protocol][first] - (means[protocol][second] if second else 0.0)
+            for means in models
+            if first in means[protocol]
+        ]
+        low, high = (f"{each:.2f}".replace("-", "−") for each in (min(found), max(found)))
+        return low if low == high else f"{low} to {high}"
+
+    said = f"(comprehensiveness {span('raw/gradient')}, LIME {span('lime')}, random {span('random')})"
+    assert said in guide
+    assert f"relevance was near ({span('rollout/relevance')})" in guide
+    assert f"raw attention was better than rollout (by {span('raw', 'rollout')}), rollout than" in guide
+    assert f"than flow (by {span('rollout', 'flow')})" in guide
+    assert f"above blank-out's in each of the five models (by {span('lime', 'blankout')})" in guide
+    assert f"was {span('rollout/alti', 'rollout')} above that of rollout over attention" in guide
+    assert f"({span('flow/gradient', 'rollout/gradient', 'between')} in five)" in guide
+    assert f"{span('flow', 'rollout')} in five)" in guide
+    assert f"are {span('integrated', 'gradient-input')} of comprehensiveness above" in guide
+    assert f"is {span('lime', 'raw/gradient')} above that of the last layer's attention × gradient" in remark
+    assert f"and {span('lime', 'blankout')} above blank-out's" in remark
+    assert f"raw attention − rollout, comprehensiveness {span('raw', 'rollout')}" in remark
+    assert f"The gradient adds {span('raw/gradient', 'raw')} to raw attention" in remark
+    flows = span("rollout", "flow"), span("rollout/gradient", "flow/gradient")
+    assert (
+        "by {} of comprehensiveness over attention and {} over attention × gradient".format(*flows) in remark
+    )
+    assert f"is {span('rollout/alti', 'rollout')} above rollout over attention" in remark
+    shuffled = [span(name, protocol="randomised") for name in ("flow", "rollout")]
+    assert "(ρ {}, rollout {})".format(*shuffled) in remark
+    free = [
+        means["randomised"][name]
+        for means in models
+        for name in ("lime", "blankout", "integrated", "gradient-input")
+    ]
+    assert f"(ρ {min(free):.2f} to {max(free):.2f})".replace("-", "−") in remark
+    # What is told to beat random scores.
+    beats: dict[str, list[list[bool]]] = {}
+    norms = []
+    for table in stored["tables"]:
+        if not re.match(r"(SST-2|agreement) .*texts, \d", table["title"]):
+            continue
+        data = table["title"].split()[0]
+        ranking = [place for place, name in enumerate(table["columns"]) if name.endswith(("↑", "↓"))]
+        rows = dict(table["rows"])
+        for name in ("flow", "gradient × input", "ALTI rollout"):
+            cells = [rows[name][place] for place in ranking]
+            beats.setdefault(f"{data} {name}", []).append(["°" not in each for each in cells])
+        if data == "SST-2":
+            agreeing = table["columns"].index("ρ with blank-out ↑")
+            by_blankout = {
+                name: float(cells[agreeing].split(" [")[0].replace("−", "-"))
+                for name, cells in table["rows"][1:]
+                if cells[agreeing][0] != "–" and not name.startswith("blank-out")
+            }
+            assert max(by_blankout, key=by_blankout.__getitem__) == "gradient norm"
+            norms.append(f"{by_blankout['gradient norm']:.2f}")
+            assert ranking[agreeing] == agreeing == 4
+    assert f"agrees with it most (ρ {min(norms)} to {max(norms)})" in guide
+    assert not np.any(beats["SST-2 flow"])
+    assert not np.any(np.array(beats["SST-2 gradient × input"])[:, :4])
+    assert np.sum(beats["SST-2 ALTI rollout"]) == np.size(beats["SST-2 ALTI rollout"]) == 15
+    assert (np.sum(beats["agreement ALTI rollout"]), np.size(beats["agreement ALTI rollout"])) == (17, 18)
+    assert "in all 15 columns of SST-2 (five, three forms), in 17 of 18 of the demo's network" in guide
+    table = stored["tables"][0]
+    places = [table["columns"].index(each) for each in ("agreement", "SST-2", "language model")]
+    shares = {name: [float(cells[place]) for place in places] for name, cells in table["rows"]}
+    by_change = {"blank-out", "blank-out, absolute", "LIME", "integrated gradients"}
+    assert {name for name, each in shares.items() if min(each) > 55} - by_change == {"ALTI rollout"}
+    order = sorted(shares, key=lambda name: -shares[name][1])
+    assert order[:2] == ["LIME", "raw attention × gradient"]
+    assert shares["gradient norm"][1] < 50
+
+
 def test_what_nine_models_show_of_flow_and_of_raw_attention_is_told() -> None:
     root = Path(__file__).parents[1]
     stored = json.loads((root / "results" / "faithfulness.json").read_text())
@@ -778,4 +873,4 @@ def test_what_nine_models_show_of_flow_and_of_raw_attention_is_told() -> None:
         assert f"{name} {better})" in remark
         assert abs(float(told("flow", "rollout", protocol).split()[0].replace("−", "-"))) == 0.0
     words = told("flow/gradient", "rollout/gradient", "between").replace(" (", ", ")
-    assert f"LeRF − MoRF {words})" in guide
+    assert f"LeRF − MoRF {words}, in nine models)" in guide
