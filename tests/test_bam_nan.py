@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from overt.models.att2in import Att2in
 from overt.recipes import bam_captions, bam_nan
 from overt.recipes._recipe import Outcome
 from overt.recipes.caption_training import Captioner, CaptionRow
+from overt.recipes.paired import mean_interval
 from overt.recipes.unstable_attention import GaussianWeights, SampledKL, gaussian_kl, register, sampled_kl
 from small_captions import recipes_in
 
@@ -167,9 +169,27 @@ def test_the_guide_and_the_remark_say_what_was_measured() -> None:
     assert f"{min(of_best):.0f} and {max(of_best):.0f} times in the best epoch" in remark
     cells = [each for _, each in photographs["rows"]]
     assert [each[0] for each in cells] == ["0 of 3"] * 4
-    losses = [float(each[photographs["columns"].index("validation loss")]) for each in cells]
-    assert max(losses) - min(losses) < 0.02
-    assert "it is {}, {} and {} times".format(*(each[5] for each in cells[1:])) in guide
-    assert f"{float(cells[2][5]):.0f} and {float(cells[1][5]):.0f} times at" in remark
+    runs = list(stored["per_seed"].values())
+    assert f"Of {sum(map(len, runs))} runs" in guide
+    assert f"None of the {sum(map(len, runs))} trainings" in remark
+    for row, mean, low, high in (
+        ("Gaussian weights around the scores, flickr8k", "0.018", "0.015", "0.021"),
+        ("Gaussian weights around the softmax, flickr8k", "0.004", "0.003", "0.006"),
+    ):
+        apart = [found[row]["valid_loss"] - found["BAM-WC, flickr8k"]["valid_loss"] for found in runs]
+        assert [f"{each:.3f}" for each in mean_interval(apart)] == [mean, low, high]
+        assert all(
+            re.search(rf"{mean} \((95 % interval )?{low} to {high}\)", text) for text in (guide, remark)
+        )
+    times = [
+        found["Gaussian weights around the scores, flickr8k"]["variance_at_start"]
+        / found["BAM-WC, flickr8k"]["variance_at_start"]
+        for found in runs
+    ]
+    assert f"({min(times):.0f} to {max(times):.0f} in the three seeds)" in guide
+    assert f"around the scores {min(times):.0f} to {max(times):.0f})" in remark
+    assert f"it is {cells[1][5]} ({min(times):.0f}" in guide
+    assert "seeds), {} and {} times".format(*(each[5] for each in cells[2:])) in guide
+    assert f"{float(cells[2][5]):.0f} and {float(cells[1][5]):.0f} times (medians" in remark
     assert [list(rows.values())[3][8], cells[3][8]] == ["1.0", "1.0"]
     assert "(1.0 times in the best epoch on both)" in remark

@@ -224,7 +224,8 @@ def test_blankout_beats_no_method_by_agreeing_with_itself() -> None:
 def test_methods_are_ordered_by_protocols_that_all_of_them_have() -> None:
     values = {"rollout": [0.9], "blankout": [0.8], "raw": [0.1], "flow": [0.2]}
     agreeing = {"rollout": [0.1], "raw": [0.5], "flow": [0.3]}  # with blank-out, which has no part in it
-    order = report.order_of({"cells": {"a": {"between": values, "correlation": agreeing}}})
+    cells = {"a plain": {"between": values, "correlation": agreeing}}
+    order = report.order_of({"cells": cells, "rows": {"a plain": {"form": "plain"}}})
     assert {method: share for method, (share, _) in order.items()} == pytest.approx(
         {"rollout": 1, "blankout": 2 / 3, "flow": 1 / 3, "raw": 0}
     )
@@ -239,7 +240,7 @@ def test_the_texts_of_each_model_are_counted_and_not_those_of_any() -> None:
         "cells": {"a plain": report.cells_of(found)},
         "seconds": {"a plain": {}},
         "refused": {"a plain": {}},
-        "rows": {"a plain": {"texts": 4}},
+        "rows": {"a plain": {"texts": 4, "form": "plain"}},
     }
     counted = dict(report.row_grid(config, "a plain").rows)["texts of a model (skipped)"]
     assert counted[0] == "2 to 3 (1 to 2)"
@@ -248,9 +249,9 @@ def test_the_texts_of_each_model_are_counted_and_not_those_of_any() -> None:
 def test_a_method_is_no_better_for_few_rivals_few_models_or_what_people_mark() -> None:
     many = {"raw": [0.5], "rollout": [0.1], "flow": [0.3], "gradients": [0.2], "integrated": [0.0]}
     few = {"pooling": [0.9], "raw": [0.5], "flow": [0.3]}
-    cells: dict[str, Any] = {"a": {"between": many}, "b": {"between": many}, "c": {"between": few}}
-    cells["c"]["average_precision"] = {"flow": [0.9], "raw": [0.1], "pooling": [0.2]}
-    order = report.order_of({"cells": cells})
+    cells: dict[str, Any] = {"a x": {"between": many}, "b x": {"between": many}, "c x": {"between": few}}
+    cells["c x"]["average_precision"] = {"flow": [0.9], "raw": [0.1], "pooling": [0.2]}
+    order = report.order_of({"cells": cells, "rows": {name: {"form": "x"} for name in cells}})
     assert list(order)[-1] == "pooling", "of one model out of three"
     assert order["pooling"][0] == 1
     assert order["raw"][0] == pytest.approx((1 + 1 + 0.5) / 3), "the second of three beats one of two"
@@ -270,12 +271,20 @@ def test_the_overview_has_each_data_alone_where_there_are_several() -> None:
     }
     grid = report.overview(config)
     assert grid.columns[:3] == ["faithfulness", "one two", "three"]
-    assert grid.columns[-3:] == ["ms a text, one two", "ms a text, three", "models"]
+    assert grid.columns[-3:] == ["ms a text, one two", "ms a text, three", "rows"]
     rows = {name: list(row[:3] + row[-3:]) for name, row in grid.rows}
     assert rows["raw"] == ["100", "100", "–", "–", "–", "2"]
-    assert rows["LIME"] == ["33", "0", "100", "14", "11", "3"]
+    assert rows["LIME"] == ["50", "0", "100", "13", "11", "3"], "either data weighs the same"
     alone = report.overview(config | {"cells": {"three plain": found["three plain"]}})
-    assert alone.columns == ["faithfulness", "LeRF − MoRF", "ms a text", "models"]
+    assert alone.columns == ["faithfulness", "LeRF − MoRF", "ms a text", "rows"]
+
+
+def test_a_method_is_as_fast_as_where_no_other_work_slowed_it() -> None:
+    def timed(**seconds: float) -> dict[str, Any]:
+        return {"methods": {name: {"seconds": value} for name, value in seconds.items()}}
+
+    found = report.seconds_of({0: timed(raw=0.2, flow=0.1), 1: timed(raw=0.02, flow=0.3), 2: timed(raw=0.4)})
+    assert found == {"raw": 0.02}, "of methods that all models have"
 
 
 def test_the_picture_says_what_its_marks_are_and_orders_methods_as_the_table_does(tmp_path: Path) -> None:
@@ -579,10 +588,10 @@ def test_the_samples_of_lime_that_differ_are_counted(words: int) -> None:
     assert asked[0] == pytest.approx(expected.different(words, 300), rel=0.1, abs=1)
 
 
-@pytest.mark.parametrize("words", [66, 1030, 5000])
-def test_no_two_samples_of_a_long_text_are_alike_but_for_the_whole(words: int) -> None:
-    """Of a thousand words there are more sets than a float can hold."""
-    assert expected.different(words, 1000) == pytest.approx(1000, rel=0.02)
+@pytest.mark.parametrize("words", [1030, 5000])
+def test_the_samples_of_a_long_text_differ(words: int) -> None:
+    """There are more sets of a thousand words than a float can hold."""
+    assert expected.different(words, 300) == pytest.approx(300, abs=1)
 
 
 def test_what_a_full_run_needs_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -694,13 +703,17 @@ def test_the_guide_quotes_the_table_as_it_was_measured() -> None:
     assert {name: cells for name, *cells in shown} == measured
     assert [name for name, *_ in shown] == [name for name, _ in table["rows"]], "the best first"
     readme = (root / "README.md").read_text()
+    of_last_layer = {
+        "raw attention of the last layer": "raw",
+        "the last layer's attention × gradient": "raw attention × gradient",
+    }
     some = (
         readme[readme.index("| method | all | demo | SST-2 | language model |") :]
         .split("\n\n")[0]
         .splitlines()
     )
     for name, *cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in some[2:]):
-        assert cells == measured["raw" if name == "raw attention of the last layer" else name][:4], name
+        assert cells == measured[of_last_layer.get(name, name)][:4], name
     missing = stored["config"]["missing"]
     assert ("not been measured" in guide) == bool(missing), "what is left to measure is said while it is"
 
@@ -757,7 +770,8 @@ def test_the_guide_says_what_sentiment_has_shown() -> None:
         if f"SST-2 {form}" in rows
     ]
     counts = [sum(f"SST-2 {form}" in rows for rows in stored["per_seed"].values()) for form in forms]
-    assert counts == [2, 2, 1]
+    missing = sum(stored["config"]["missing"].get(f"SST-2 {form}", 0) for form in forms)
+    assert (counts, missing) == ([2, 2, 1], 4), "tell anew what was measured"
     guide, remark = (
         " ".join((root / place).read_text().split())
         for place in ("docs/judge.md", "results/faithfulness.remark.md")
@@ -774,17 +788,17 @@ def test_the_guide_says_what_sentiment_has_shown() -> None:
         low, high = (f"{each:.2f}".replace("-", "−") for each in (min(found), max(found)))
         return low if low == high else f"{low} to {high}"
 
-    said = f"(comprehensiveness {span('raw/gradient')}, LIME {span('lime')}, random {span('random')})"
-    assert said in guide
-    assert f"relevance was near ({span('rollout/relevance')})" in guide
-    assert f"raw attention was better than rollout (by {span('raw', 'rollout')}), rollout than" in guide
-    assert f"than flow (by {span('rollout', 'flow')})" in guide
-    assert f"above blank-out's in each of the five models (by {span('lime', 'blankout')})" in guide
+    assert f"(comprehensiveness {span('raw/gradient')} and {span('blankout')}; LIME {span('lime')}," in guide
+    assert f"random scores {span('random')}), and relevance nearly so ({span('rollout/relevance')})" in guide
+    assert f"raw attention had {span('raw')}, rollout {span('rollout')} and flow {span('flow')}" in guide
+    assert f"LIME's comprehensiveness was {span('lime', 'blankout')} above blank-out's" in guide
     assert f"was {span('rollout/alti', 'rollout')} above that of rollout over attention" in guide
-    assert f"({span('flow/gradient', 'rollout/gradient', 'between')} in five)" in guide
-    assert f"{span('flow', 'rollout')} in five)" in guide
-    assert f"are {span('integrated', 'gradient-input')} of comprehensiveness above" in guide
-    assert f"is {span('lime', 'raw/gradient')} above that of the last layer's attention × gradient" in remark
+    assert f"({span('flow/gradient', 'rollout/gradient', 'between')})" in guide
+    assert f"on SST-2 {span('flow', 'rollout')})" in guide
+    assert (
+        f"integrated gradients' comprehensiveness is {span('integrated', 'gradient-input')} higher" in guide
+    )
+    assert f"is {span('lime', 'raw/gradient')} above that of attention × gradient" in remark
     assert f"and {span('lime', 'blankout')} above blank-out's" in remark
     assert f"raw attention − rollout, comprehensiveness {span('raw', 'rollout')}" in remark
     assert f"The gradient adds {span('raw/gradient', 'raw')} to raw attention" in remark
@@ -793,8 +807,18 @@ def test_the_guide_says_what_sentiment_has_shown() -> None:
         "by {} of comprehensiveness over attention and {} over attention × gradient".format(*flows) in remark
     )
     assert f"is {span('rollout/alti', 'rollout')} above rollout over attention" in remark
+    assert f"its comprehensiveness is {span('flow', 'random')} above theirs" in remark
     shuffled = [span(name, protocol="randomised") for name in ("flow", "rollout")]
-    assert "(ρ {}, rollout {})".format(*shuffled) in remark
+    assert "(ρ {}), as rollout does ({})".format(*shuffled) in remark
+    agreeing = [means["correlation"] for means in models]
+    for each in agreeing:
+        assert max(each, key=lambda name: 0 if name.startswith("blankout") else each[name]) == "gradients"
+    assert f"agrees with it most (ρ {span('gradients', protocol='correlation')})" in guide
+    level = [
+        means["comprehensiveness"]["raw/alti"] - means["comprehensiveness"]["rollout/alti"]
+        for means in models
+    ]
+    assert min(level) < 0 < max(level), "neither is better"
     free = [
         means["randomised"][name]
         for means in models
@@ -803,7 +827,6 @@ def test_the_guide_says_what_sentiment_has_shown() -> None:
     assert f"(ρ {min(free):.2f} to {max(free):.2f})".replace("-", "−") in remark
     # What is told to beat random scores.
     beats: dict[str, list[list[bool]]] = {}
-    norms = []
     for table in stored["tables"]:
         if not re.match(r"(SST-2|agreement) .*texts, \d", table["title"]):
             continue
@@ -813,17 +836,6 @@ def test_the_guide_says_what_sentiment_has_shown() -> None:
         for name in ("flow", "gradient × input", "ALTI rollout"):
             cells = [rows[name][place] for place in ranking]
             beats.setdefault(f"{data} {name}", []).append(["°" not in each for each in cells])
-        if data == "SST-2":
-            agreeing = table["columns"].index("ρ with blank-out ↑")
-            by_blankout = {
-                name: float(cells[agreeing].split(" [")[0].replace("−", "-"))
-                for name, cells in table["rows"][1:]
-                if cells[agreeing][0] != "–" and not name.startswith("blank-out")
-            }
-            assert max(by_blankout, key=by_blankout.__getitem__) == "gradient norm"
-            norms.append(f"{by_blankout['gradient norm']:.2f}")
-            assert ranking[agreeing] == agreeing == 4
-    assert f"agrees with it most (ρ {min(norms)} to {max(norms)})" in guide
     assert not np.any(beats["SST-2 flow"])
     assert not np.any(np.array(beats["SST-2 gradient × input"])[:, :4])
     assert np.sum(beats["SST-2 ALTI rollout"]) == np.size(beats["SST-2 ALTI rollout"]) == 15
@@ -833,10 +845,14 @@ def test_the_guide_says_what_sentiment_has_shown() -> None:
     places = [table["columns"].index(each) for each in ("agreement", "SST-2", "language model")]
     shares = {name: [float(cells[place]) for place in places] for name, cells in table["rows"]}
     by_change = {"blank-out", "blank-out, absolute", "LIME", "integrated gradients"}
-    assert {name for name, each in shares.items() if min(each) > 55} - by_change == {"ALTI rollout"}
+    assert {name for name, each in shares.items() if min(each) > 50} - by_change == {"ALTI rollout"}
+    assert "({:.0f}, {:.0f} and {:.0f} %)".format(*shares["ALTI rollout"]) in guide
     order = sorted(shares, key=lambda name: -shares[name][1])
-    assert order[:2] == ["LIME", "raw attention × gradient"]
+    assert order[0] == "LIME"
+    assert {*order[1:4]} == {"raw attention × gradient", "blank-out", "relevance"}
     assert shares["gradient norm"][1] < 50
+    for name, cells in table["rows"]:
+        assert abs(float(cells[0]) - np.mean(shares[name])) <= 1, "the mean of the kinds, of rounded numbers"
 
 
 def test_what_nine_models_show_of_flow_and_of_raw_attention_is_told() -> None:
@@ -873,4 +889,4 @@ def test_what_nine_models_show_of_flow_and_of_raw_attention_is_told() -> None:
         assert f"{name} {better})" in remark
         assert abs(float(told("flow", "rollout", protocol).split()[0].replace("−", "-"))) == 0.0
     words = told("flow/gradient", "rollout/gradient", "between").replace(" (", ", ")
-    assert f"LeRF − MoRF {words}, in nine models)" in guide
+    assert f"LeRF − MoRF {words}, nine models)" in guide

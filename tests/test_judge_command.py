@@ -11,12 +11,24 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from typer.testing import CliRunner
 
 from overt.cli import app, shared
-from overt.cli.judge import Shown, classes_of, duration, expected, none_beats_chance, read_given, table_of
+from overt.cli.judge import (
+    Shown,
+    classes_of,
+    duration,
+    expected,
+    none_beats_chance,
+    read_given,
+    run,
+    table_of,
+)
 from overt.judge.intervals import Interval
 from overt.judge.rationales import Evaluation, evaluate
+from overt.judge.rationales.kept import Kept, digest_of, to_json
+from overt.judge.rationales.methods import Scorer
 from overt.judge.rationales.randomising import after_shuffling, shuffled
 from overt.judge.rationales.ranking import (
     apart,
@@ -469,3 +481,85 @@ def test_an_interrupted_command_says_that_nothing_was_written(
     result = CliRunner().invoke(app, ["judge", str(tmp_path), "--model", str(tmp_path)])
     assert result.exit_code == 130
     assert "nothing was written" in result.output
+
+
+def numbers_of(found: Evaluation) -> str:
+    """All that was measured but times, exactly."""
+    words = [to_json(own) | {"seconds": None} for own in found.methods.values()]
+    return json.dumps([words, found.refused, found.performance, found.share, found.texts])
+
+
+def test_an_interrupted_judgement_goes_on_from_what_it_has_measured(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts, labels = texts_of(14)
+    Path("texts.txt").write_text("\n".join(texts))
+    Path("labels.txt").write_text("\n".join(map(str, labels)))
+    names = ["raw", "pooling", "gradient-input", "random"]
+
+    def judged(**options: Any) -> Evaluation:
+        return run("texts.txt", model, "labels.txt", ",".join(names), **options)
+
+    whole = judged()
+    said = capsys.readouterr()
+    assert "at most" not in said.err
+    assert not Path("runs").exists()
+    assert {"raw", "gradient-input", "random"} == set(whole.methods)
+    assert set(whole.refused) == {"pooling"}
+
+    scores, asked = Scorer.scores, list[str]()
+
+    def until_random(self: Scorer, method: str, text: Any) -> Any:
+        asked.append(method)
+        if method == "random" and asked.count("random") > 9:  # after the few that are timed
+            raise KeyboardInterrupt
+        return scores(self, method, text)
+
+    monkeypatch.setattr(Scorer, "scores", until_random)
+    with pytest.raises(typer.Exit) as stopped:
+        judged()
+    assert stopped.value.exit_code == 130
+    assert "the same command goes on: 3 methods of 4 judged" in capsys.readouterr().err
+    assert len(list(Path("runs/judge").glob("*/*.json"))) == 3
+    shutil.copytree("runs", "left")
+
+    def after_timing(self: Scorer, method: str, text: Any) -> Any:
+        asked.append(method)
+        return scores(self, method, text)
+
+    monkeypatch.setattr(Scorer, "scores", after_timing)
+    asked.clear()
+    again = judged()
+    said = capsys.readouterr()
+    assert "an interrupted run has judged 3 methods of 4; --fresh judges all again" in said.err
+    assert "all will take at most" in said.err
+    assert asked.count("random") > 2 * 14, "the model's, and its shuffled copy's"
+    assert asked.count("raw") < 2 * 14
+    assert numbers_of(again) == numbers_of(whole)
+    assert not Path("runs").exists(), "all is done"
+    shutil.move("left", "runs")
+    judged(fresh=True)
+    assert "an interrupted run" not in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_what_is_kept_is_of_one_model_and_its_texts(opened: tuple[Any, Any], tmp_path: Path) -> None:
+    model, tokenizer = opened
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.classifier.bias[0] += 1e-6
+    digests = [
+        digest_of(model, tokenizer, texts=["good"], seed=0),
+        digest_of(other, tokenizer, texts=["good"], seed=0),
+        digest_of(model, tokenizer, texts=["bad"], seed=0),
+        digest_of(model, tokenizer, texts=["good"], seed=1),
+    ]
+    assert len(set(digests)) == 4
+    assert digest_of(model, tokenizer, texts=["good"], seed=0) == digests[0]
+    kept = Kept(tmp_path / "kept", digests[0])
+    kept.add("raw", "does not apply")
+    (path,) = (tmp_path / "kept").glob("*/*.json")
+    path.write_text("{")
+    with pytest.raises(ValueError, match=r"raw\.json, which an interrupted run has left, cannot be read"):
+        kept.methods()

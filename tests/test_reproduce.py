@@ -323,6 +323,17 @@ def test_recipes_are_listed_with_their_options() -> None:
             assert all(f"--{option}" in output for option in recipe.options)
 
 
+def test_one_recipe_is_shown_with_its_options_alone() -> None:
+    for words in (["bam-nan", "--help"], ["--help", "bam-nan"], ["bam-nan", "--list"]):
+        output = CliRunner().invoke(app, ["reproduce", *words]).output
+        assert reproduce.RECIPES["bam-nan"].title.split()[0] in output
+        assert "--encoder-epochs" in output
+        assert "flow-table-1" not in output
+    assert "--encoder-epochs" not in CliRunner().invoke(app, ["reproduce", "--help"]).output
+    unknown = CliRunner().invoke(app, ["reproduce", "bam-nil", "--list"])
+    assert str(unknown.exception).startswith("the recipe must be one of ")
+
+
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random masked language model with a WordPiece tokenizer."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.context import SpawnContext
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -18,6 +18,8 @@ S = TypeVar("S")
 T_contra = TypeVar("T_contra", contravariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
 Tell = Callable[[int], object]
+# What libraries read when they are loaded.
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 class Throttled:
@@ -116,7 +118,9 @@ def side_by_side(
     listener.start()
     pool = ProcessPoolExecutor(min(workers, len(tasks)), context, _start, (perform, shared, queue, prepare))
     try:
-        for done in as_completed([pool.submit(_work, task) for task in tasks]):
+        with _one_thread_each():
+            futures = [pool.submit(_work, task) for task in tasks]  # which starts the processes
+        for done in as_completed(futures):
             yield done.result()
     except BrokenProcessPool:
         raise OSError(
@@ -129,6 +133,21 @@ def side_by_side(
                 process.terminate()
         pool.shutdown(cancel_futures=True)
         queue.close()
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes that are started here load NumPy and SciPy with one thread, rather than one for each core."""
+    before = {name: os.environ.get(name) for name in THREADS}
+    os.environ.update(dict.fromkeys(THREADS, "1"))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def cores() -> int:

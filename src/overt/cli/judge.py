@@ -17,7 +17,7 @@ import typer
 from overt import _check
 from overt._files import check_folder
 from overt.cli.inputs import open_model
-from overt.cli.shared import app, join_and, join_or
+from overt.cli.shared import FreshOption, app, join_and, join_or
 from overt.corpus.reading import TEXT, open_source
 from overt.recipes._runs import load_tokenizer, read_model_config
 from overt.recipes._training import torch_device
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from overt.judge.rationales import Evaluation
 
 EVERY = 30.0  # seconds between two lines of progress, where there is no terminal
-TIMED = 12  # texts above which a few are timed first
+TIMED = 12  # texts above which a few are timed first, and what is measured is kept
+KEPT = Path("runs") / "judge"  # what interrupted runs have measured
 READ = 4096  # rows that are read at a time
 ALL = "all"
 FIRST = "comprehensiveness"  # the measure that methods are sorted by, unless --by says otherwise
@@ -416,10 +417,11 @@ def judge(
     ] = None,
     device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "auto",
     seed: Annotated[int, typer.Option(help="Random seed of ties, LIME and the random control.", min=0)] = 0,
+    fresh: FreshOption = False,
 ) -> None:
     """Judge which explanation of a classifier to believe, on texts of your own."""
     try:
-        run(text_file, model, labels, methods, out, by, text, queries, rationales, most, device, seed)
+        run(text_file, model, labels, methods, out, by, text, queries, rationales, most, device, seed, fresh)
     except KeyboardInterrupt:
         typer.secho("\ninterrupted; nothing was written", err=True)
         raise typer.Exit(130) from None
@@ -438,10 +440,15 @@ def run(
     most: int | None = None,
     device: str = "auto",
     seed: int = 0,
+    fresh: bool = False,
 ) -> Evaluation:
-    """Judge, print the table and write the page; the arguments are the options of `overt judge`."""
+    """Judge, print the table and write the page; the arguments are the options of `overt judge`.
+
+    Where there are more than a few texts, what is measured is kept in runs/judge until all is done.
+    """
     from overt.judge.rationales import evaluate
     from overt.judge.rationales.evaluation import HUMAN
+    from overt.judge.rationales.kept import Kept, digest_of
     from overt.judge.rationales.methods import title_of
     from overt.judge.rationales.randomising import MOST, after_shuffling
     from overt.judge.rationales.ranking import COLUMNS, heading_of
@@ -486,7 +493,25 @@ def run(
     def some(values: list[Any] | None, numbers: Sequence[int]) -> list[Any] | None:
         return None if values is None else [values[number] for number in numbers]
 
-    def judged(numbers: Sequence[int], progress: Any) -> Evaluation:
+    digest = digest_of(
+        model,
+        tokenizer,
+        texts=given.texts,
+        queries=given.queries,
+        rationales=given.rationales,
+        labels=right,
+        names=[each.name for each in read],
+        seed=seed,
+    )
+    kept = Kept(KEPT, digest)
+    if fresh:
+        kept.discard()
+    earlier = {name: own for name, own in kept.methods().items() if name in names}
+    if earlier:
+        count = f"{count_of(len(earlier), 'method')} of {len(names)}"
+        typer.echo(f"an interrupted run has judged {count}; --fresh judges all again", err=True)
+
+    def judged(numbers: Sequence[int], progress: Any, **kept_as: Any) -> Evaluation:
         return evaluate(
             model,
             tokenizer,
@@ -499,6 +524,7 @@ def run(
             seed=seed,
             correlation=True,
             progress=progress,
+            **kept_as,
         )
 
     def remaining(found: Evaluation, numbers: Sequence[int], progress: Any) -> dict[str, Interval]:
@@ -519,10 +545,11 @@ def run(
     typer.echo(f"{counts}, on {where}{timed}", err=True)
     seconds = expected(lengths, jobs)
     if seconds is not None:
-        typer.echo(f"all will take about {duration(seconds)}", err=True)
-    shown = Shown([title_of(name) for name in names], seconds)
+        typer.echo(f"all will take {'at most' if earlier else 'about'} {duration(seconds)}", err=True)
+    shown = Shown([title_of(name) for name in names if name not in earlier], seconds)
+    long = len(read) > TIMED
     try:
-        found = judged(everything, shown)
+        found = judged(everything, shown, known=earlier, done=kept.add if long else lambda *_: None)
         if not found.methods:
             reasons = "; ".join(f"{title_of(name)}: {why}" for name, why in found.refused.items())
             raise ValueError(f"--methods: none applies to this model and these texts: {reasons}")
@@ -537,7 +564,11 @@ def run(
         if not _has(found, by):
             notes.append(f"no text has {heading_of(by)}: methods are sorted by comprehensiveness")
             by = FIRST
-        left = remaining(found, everything, shown)
+        left = kept.shuffled(list(found.methods))
+        if left is None:
+            left = remaining(found, everything, shown)
+            if long:
+                kept.add_shuffled(list(found.methods), left)
         page = None
         if out is not None:
             page = judge_page(
@@ -556,6 +587,13 @@ def run(
                 seed=seed,
                 report=lambda done, total: shown(PAGE, done, total),
             )
+    except KeyboardInterrupt:
+        shown.stop()
+        if not (judged_now := len(kept.methods())):
+            raise
+        count = f"{count_of(judged_now, 'method')} of {len(names)}"
+        typer.secho(f"\ninterrupted; the same command goes on: {count} judged", err=True)
+        raise typer.Exit(130) from None
     finally:
         shown.stop()
     typer.echo(table_of(found, by, left))
@@ -572,6 +610,7 @@ def run(
     if page is not None and out is not None:
         page.save(out)
         typer.echo(f"page: {out}")
+    kept.discard()
     return found
 
 

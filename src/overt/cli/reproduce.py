@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from overt.cli.shared import DataOption, FreshOption, app, resumable
 
+WORDS = "overt.reproduce.words"  # where a context keeps the words of the command line
+
+
+class HelpOfRecipe(TyperCommand):
+    """A command whose help ends with the options of the recipe that is named."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line, and keep it for the help, which click shows before it has read the name."""
+        ctx.meta[WORDS] = list(args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        super().format_help(ctx, formatter)
+        from overt.recipes import reproduce as recipes
+
+        named = next((word for word in ctx.meta[WORDS] if word in recipes.RECIPES), None)
+        if named is not None:
+            recipes.show_list(named)
+
 
 @app.command(
+    cls=HelpOfRecipe,
     rich_help_panel="Reproduce a paper's results",
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # options of single recipes
 )
 def reproduce(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(help="Name of the recipe. Default: list all recipes.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of the recipe, whose own options NAME --help shows. Default: list all recipes."
+        ),
+    ] = None,
     data: DataOption = None,
     seeds: Annotated[
         int | None, typer.Option(help="Number of seeds, counted from 0. Default: the recipe's.", min=1)
@@ -36,14 +63,16 @@ def reproduce(
     retell: Annotated[
         bool, typer.Option(help="Measure nothing: rewrite the tables and notes of a stored result.")
     ] = False,
-    list_recipes: Annotated[bool, typer.Option("--list", help="List all recipes and their options.")] = False,
+    list_recipes: Annotated[
+        bool, typer.Option("--list", help="List all recipes and their options, or those of NAME.")
+    ] = False,
 ) -> None:
     """Measure a table or figure of a paper again, and record it next to the published numbers."""
     from overt.recipes import reproduce as recipes
     from overt.recipes._rows import DIVERGED
 
     if name is None or list_recipes:
-        recipes.show_list()
+        recipes.show_list(name)
         return
     if retell:
         recipes.retell(name, results, context.args)

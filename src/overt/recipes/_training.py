@@ -140,18 +140,9 @@ def be_quiet() -> None:
 
 
 def one_thread() -> None:
-    """Prepare a process that works beside others.
-
-    NumPy and SciPy have threads of their own, each as many as there are cores: those that are loaded are told
-    through threadpoolctl, which comes with scikit-learn, and those to come by the environment.
-    """
+    """Prepare a process that works beside others."""
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
-    with suppress(ImportError):
-        import threadpoolctl
-
-        threadpoolctl.threadpool_limits(1)
 
 
 def leave_memory(device: str) -> None:

@@ -192,31 +192,39 @@ def beaten_of(cells: Mapping[str, Mapping[str, Sequence[float]]]) -> dict[str, d
 
 
 def order_of(config: Mapping[str, Any]) -> dict[str, tuple[float, dict[str, float]]]:
-    """Method → the share of others that it beats, mean over protocols, and by protocol over models.
+    """Method → the share of others that it beats, and the same by protocol, mean over rows.
 
-    The best comes first, but methods that apply to fewer than half of the models come last. Protocols that
-    are not `COUNTED` are left out of the mean.
+    The first is, for each row, the mean over protocols that are `COUNTED`; then over the rows of the same
+    data, and over data, so that each kind of network weighs the same. The best comes first, but methods that
+    apply to fewer than half of the rows come last.
     """
     shares: dict[str, dict[str, list[float]]] = {}
-    for cells in config["cells"].values():
+    rows: dict[str, dict[str, list[float]]] = {}  # method → data → of each row
+    data = {name: each for each, names in by_data(config).items() for name in names}
+    for name, cells in config["cells"].items():
+        own: dict[str, list[float]] = {}
         for protocol, methods in beaten_of(cells).items():
             for method, share in methods.items():
                 shares.setdefault(method, {}).setdefault(protocol, []).append(share)
+                if protocol in COUNTED:
+                    own.setdefault(method, []).append(share)
+        for method, values in own.items():
+            rows.setdefault(method, {}).setdefault(data[name], []).append(float(np.mean(values)))
     found = {}
     for method, by_protocol in shares.items():
         means = {protocol: float(np.mean(values)) for protocol, values in by_protocol.items()}
-        counted = [mean for protocol, mean in means.items() if protocol in COUNTED]
-        found[method] = (float(np.mean(counted)) if counted else math.nan, means)
+        by_kind = [float(np.mean(values)) for values in rows.get(method, {}).values()]
+        found[method] = (float(np.mean(by_kind)) if by_kind else math.nan, means)
 
     def place(method: str) -> tuple[bool, bool, float]:
         share = found[method][0]
-        return 2 * models_of(config, method) < len(config["cells"]), math.isnan(share), -share
+        return 2 * rows_with(config, method) < len(config["cells"]), math.isnan(share), -share
 
     return {method: found[method] for method in sorted(found, key=place)}
 
 
-def models_of(config: Mapping[str, Any], method: str) -> int:
-    """How many models a method applies to."""
+def rows_with(config: Mapping[str, Any], method: str) -> int:
+    """How many rows a method applies to."""
     return sum(any(method in found for found in cells.values()) for cells in config["cells"].values())
 
 
@@ -234,7 +242,7 @@ def overview(config: Mapping[str, Any]) -> Grid:
     shown = [key for key in PROTOCOLS if any(key in cells for cells in config["cells"].values())]
     data = by_data(config)
     parts = {
-        each: order_of({"cells": {name: config["cells"][name] for name in rows}})
+        each: order_of({**config, "cells": {name: config["cells"][name] for name in rows}})
         for each, rows in data.items()
         if len(data) > 1
     }
@@ -244,12 +252,12 @@ def overview(config: Mapping[str, Any]) -> Grid:
         cells += [_percent(means.get(key)) for key in shown]
         for rows in data.values():
             seconds = [found[method] for name in rows if method in (found := config["seconds"][name])]
-            cells.append(f"{1000 * float(np.median(seconds)):,.0f}" if seconds else "–")
-        lines.append((title_of(method), [*cells, str(models_of(config, method))]))
+            cells.append(f"{1000 * min(seconds):,.0f}" if seconds else "–")
+        lines.append((title_of(method), [*cells, str(rows_with(config, method))]))
     headings = ["faithfulness", *parts, *(PROTOCOLS[key][0].rstrip(" ↑↓") for key in shown)]
     times = [f"ms a text, {each}" for each in data] if parts else ["ms a text"]
-    title = "How many of the other methods each one beats, in %, mean over models, and its cost"
-    return Grid(title, [*headings, *times, "models"], lines)
+    title = "How many of the other methods each one beats, in %, mean over rows, and its cost"
+    return Grid(title, [*headings, *times, "rows"], lines)
 
 
 def _percent(share: float | None) -> str:
@@ -321,7 +329,7 @@ def report(outcome: Outcome) -> Report:
 
 
 def disagreements(config: Mapping[str, Any]) -> list[str]:
-    """How far protocols order methods alike: the rank correlation of each two, over methods and models."""
+    """How far protocols order methods alike: the mean rank correlation of each two, over methods, by row."""
     pairs: dict[tuple[str, str], list[float]] = {}
     for cells in config["cells"].values():
         shares = beaten_of(cells)
@@ -342,7 +350,7 @@ def disagreements(config: Mapping[str, Any]) -> list[str]:
 
     return [
         f"Protocols do not agree alike on the order of methods. Rank correlation over methods, mean over "
-        f"models: most for {told(high)}, least for {told(low)}."
+        f"rows: most for {told(high)}, least for {told(low)}."
     ]
 
 
@@ -370,19 +378,20 @@ def notes_of(outcome: Outcome) -> list[str]:
         "° marks methods that they do not tell to be better than random scores. Both are by the interval of "
         "the difference on the same texts.",
         "A method beats another where its mean is better, by however little: neighbours often do not differ, "
-        "as the intervals and differences below show. The share is of the methods that apply to the same "
-        "model; “models” says to how many a method does, and those of fewer than half of them come last. "
-        "“Faithfulness” is the mean over protocols without plausibility, which is none, and without shuffled "
+        "as the intervals and differences below show. The share is of the methods that apply to the "
+        "same row, which is a kind of data with a form of attention; “rows” says to how many a method does, "
+        "and those of fewer than half of them come last. Columns named after data are means over protocols, "
+        "and over the rows of these data: without plausibility, which is no faithfulness, without shuffled "
         "weights, which a method must not be deaf to, but is no better for, and without agreement with "
-        "blank-out, in which blank-out has no part. Controls are not counted. Columns named after data are "
-        "the same over the models of these data alone, which may disagree.",
+        "blank-out, in which blank-out has no part. “Faithfulness” is the mean of these columns, or the only "
+        "one. Columns named after protocols are means over rows. Controls are not counted.",
         "Each interval and each difference is for itself. There are hundreds: where nothing differs, 1 of 20 "
         "says that something does.",
         "ms a text is the median time of one text's scores, for methods that read maps with the trace, "
-        "beside what else was judged at the time: of the models of a row that with the least, of several "
-        f"rows the median. Hardware: {_hardware(config)}.",
-        "The picture: in the first row a point is the share of other methods that a method beats, mean over "
-        "models, and its line goes from the least to the most in any model. Below are the time of a text and "
+        "beside what else was judged at the time, which slows some models: that of the model with the least. "
+        f"Hardware: {_hardware(config)}.",
+        "The picture: above, a point is the share of other methods that a method beats, as in the table, and "
+        "its line goes from the least to the most in any row of the table. Below are the time of a text and "
         "means with their intervals, by the form of attention; dotted lines are random scores, dashed ones "
         "the best order. Right is better, except for shuffled weights, where 0 is.",
         *disagreements(config),
@@ -438,9 +447,9 @@ def _hardware(config: Mapping[str, Any]) -> str:
 def draw(outcome: Outcome, path: Path) -> None:
     """Methods, the best first, by protocol: what they beat in all models, then values of each data set.
 
-    In the first row of panels a point is the share of other methods that a method beats, mean over models,
-    and its line goes from the least to the most in any model; the first panel has the mean over protocols
-    that methods are ordered by. Below, the first panel is the time of a text, and in the others a point is a
+    In the first row of panels a point is the share of other methods that a method beats, as `overview` has
+    it, and its line goes from the least to the most in any row of the table; the first panel has what methods
+    are ordered by. Below, the first panel is the time of a text, and in the others a point is a
     mean, and its line the 95 % interval; dotted lines are scores at random, dashed ones the best order of
     deletion. Right is better in every panel, except for shuffled weights, where 0 is.
     """
@@ -463,7 +472,7 @@ def draw(outcome: Outcome, path: Path) -> None:
     for axis, key in zip(axes[0][1:], shown, strict=True):
         axis.set_title(PROTOCOLS[key][0].rstrip(" ↑↓"), fontsize=8)
         draw_beaten(axis, config, [key], methods)
-    axes[0][0].set_ylabel("% of others beaten,\nmean and range of models", fontsize=8)
+    axes[0][0].set_ylabel("% of others beaten,\nmean and range of rows", fontsize=8)
     for panels, (data, names) in zip(axes[1:], by_data.items(), strict=True):
         draw_seconds(panels[0], config, names, methods, forms)
         panels[0].set_ylabel(data, fontsize=8)
@@ -537,12 +546,12 @@ def draw_lines(axis: Any, lines: Sequence[tuple[float, float, float]], **how: An
 
 
 def draw_beaten(axis: Any, config: Mapping[str, Any], keys: Sequence[str], methods: Sequence[str]) -> None:
-    """The share of others that a method beats, mean over protocols and models, with the least and the most.
+    """The share of others that a method beats, as `order_of` has it, with the least and the most of rows.
 
     Args:
         axis: to draw on.
         config: of the outcome.
-        keys: protocols. A model's share is the mean over them.
+        keys: protocols; several are all that are counted. A row's share is the mean over them.
         methods: from the top down.
     """
     order, lines = order_of(config), list[tuple[float, float, float]]()
@@ -551,9 +560,9 @@ def draw_beaten(axis: Any, config: Mapping[str, Any], keys: Sequence[str], metho
         own = [[found[key][method] for key in keys if method in found.get(key, {})] for found in every]
         shares = [100 * float(np.mean(values)) for values in own if values]
         if shares:
-            by_protocol = [order[method][1][key] for key in keys if key in order[method][1]]
+            share, means = order[method]
             lines.append((height, min(shares), max(shares)))
-            axis.plot(100 * float(np.mean(by_protocol)), height, "o", color="black", markersize=2.5)
+            axis.plot(100 * (share if len(keys) > 1 else means[keys[0]]), height, "ok", markersize=2.5)
     if lines:
         draw_lines(axis, lines, color="0.6", linewidth=1, zorder=1)
     axis.set_xlim(-4, 104)

@@ -34,7 +34,7 @@ READ = 0.5  # calls that a method takes to read a trace
 TIMED = {"cuda": 2**17}  # tokens whose reading is timed, by device
 FEW = 2**10  # on others
 WORDS = 5  # on which methods are tried
-MANY = 2**60  # sets of words, of which no two samples are alike
+MANY = 2**60  # sets of words, of which no two samples are alike; a float cannot hold all of long texts
 # Tokens that are left of those of parts of a text, where what they begin with is read once: of LIME's samples
 # 0.2 to 0.6 for 6 to 30 words, of the sets of a measure and of a search 0.4 to 0.5.
 SHARED = 0.4
@@ -168,13 +168,9 @@ def different(words: int, samples: int) -> float:
     """
     drawn, found = samples / words, 0.0
     for size in range(1, words + 1):
-        sets = math.comb(words, size)
-        if sets == 1:
-            found += min(1.0, drawn)
-        elif sets > MANY:  # no two are equal; of a thousand words there are more than a float can hold
-            found += drawn
-        else:
-            found += -sets * math.expm1(drawn * math.log1p(-1 / sets))
+        fewer = min(size, words - size, 60)  # beyond, there are far more than MANY
+        sets = min(math.comb(words, fewer), MANY)
+        found += -sets * math.expm1(drawn * math.log1p(-1 / sets)) if sets > 1 else min(1.0, drawn)
     return found
 
 

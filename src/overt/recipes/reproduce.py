@@ -436,12 +436,12 @@ def _section(result: dict[str, Any], variant: str) -> list[str]:
     return [*lines, ""] if result["notes"] else lines
 
 
-def show_list() -> None:
-    """Print every recipe, with its title, paper and options."""
+def show_list(name: str | None = None) -> None:
+    """Print every recipe, or one, with its title, paper and options."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    for recipe in RECIPES.values():
+    for recipe in RECIPES.values() if name is None else [find(name)]:
         console.print(f"[bold]{recipe.name}[/bold]  {recipe.title} [dim]({recipe.paper})[/dim]")
         for name, option in recipe.options.items():
             console.print(f"    --{name}  {_describe(option)}")

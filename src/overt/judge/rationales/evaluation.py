@@ -260,6 +260,7 @@ def evaluate(
     correlation: bool = False,
     progress: bool | Tell | None = None,
     done: Callable[[str, Rationales | str], object] = lambda _method, _found: None,
+    known: Mapping[str, Rationales | str] | None = None,
 ) -> Evaluation:
     """Which words does a classifier go by, according to each method, and is that so?
 
@@ -297,6 +298,8 @@ def evaluate(
             what is done, how many texts of it are, and how many there are.
         done: called with each method's name and its `Rationales`, or why it does not apply, once they are
             there, so that what an interrupted run has measured can be kept.
+        known: method → what `done` was given in an earlier call with otherwise the same arguments; these
+            methods are not measured again.
     """
     classifier = WordClassifier(model, tokenizer, dtype)
     for name, given_list in (
@@ -309,7 +312,7 @@ def evaluate(
     ):
         if not (_is_list(given_list) or (given_list is None and name not in ("texts", "shares"))):
             raise ValueError(f"{name} must be a list, got {_shown(given_list)}")
-    for name, given_mapping in (("scores", scores), ("at_most", at_most)):
+    for name, given_mapping in (("scores", scores), ("at_most", at_most), ("known", known)):
         if not (given_mapping is None or isinstance(given_mapping, Mapping)):
             raise ValueError(f"{name} must be a mapping from names, got {_shown(given_mapping)}")
     if not (rationales is None or _is_list(rationales) or isinstance(rationales, Mapping)):
@@ -324,17 +327,19 @@ def evaluate(
     for name, column in (("queries", queries), ("labels", labels), ("names", names)):
         if column is not None and len(column) != len(texts):
             raise ValueError(f"{name} must be {len(texts)}, one for each text, got {len(column)}")
-    known = [str(name) for name in names] if names is not None else [str(n) for n in range(len(texts))]
-    if len(set(known)) < len(known):
-        twice = next(name for name in known if known.count(name) > 1)
-        raise ValueError(f"names must differ, and {twice!r} is the name of {known.count(twice)} texts")
+    titles = [str(name) for name in names] if names is not None else [str(n) for n in range(len(texts))]
+    if len(set(titles)) < len(titles):
+        twice = next(name for name in titles if titles.count(name) > 1)
+        raise ValueError(f"names must differ, and {twice!r} is the name of {titles.count(twice)} texts")
     for name in scores or {}:
         if not isinstance(name, str):
             raise ValueError(f"scores must be a mapping from names, which are text, got {name!r}")
     if methods is not None and not len(methods) and not scores:
         raise ValueError(f"methods must name at least one of {', '.join(METHODS)}, got none")
     asked = [""] * len(texts) if queries is None else queries
-    read = [classifier.read(text, query, name) for text, query, name in zip(texts, asked, known, strict=True)]
+    read = [
+        classifier.read(text, query, name) for text, query, name in zip(texts, asked, titles, strict=True)
+    ]
     truth, passages = (None, None) if rationales is None else _truths(rationales, read)
     if share is None:
         marked = [each.mean() for each in truth or [] if each.any()]
@@ -360,13 +365,21 @@ def evaluate(
     if "integrated" in chosen_methods:
         need("captum.attr", EXTRA)
     given = {name: _given(each, read, name) for name, each in (scores or {}).items()}
-    of_all_texts = [method for method in chosen_methods if method not in (at_most or {})]
+    earlier = known or {}
+    of_all_texts = [each for each in chosen_methods if each not in earlier and each not in (at_most or {})]
     scorer = Scorer(classifier, share, seed, samples, of_all_texts)
     judge = _Judge(scorer, read, truth, passages, tuple(shares), points, ties, correlation)
     performance = {} if labels is None else _performance(judge.full, labels)
     found, refused = dict[str, Rationales](), dict[str, str]()
     with _Telling(progress) as tell:
         for method in [*chosen_methods, *given]:
+            if method in earlier:
+                judged_before = earlier[method]
+                if isinstance(judged_before, str):
+                    refused[method] = judged_before
+                else:
+                    found[method] = judged_before
+                continue
             numbers = _spread_evenly(len(read), (at_most or {}).get(method))
             if method == ORACLE and any(len(read[number].words) <= SEARCHED for number in numbers):
                 numbers = [number for number in numbers if len(read[number].words) <= SEARCHED]
