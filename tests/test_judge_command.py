@@ -328,8 +328,8 @@ def test_bad_files_are_named(model: str, tmp_path: Path) -> None:
     assert "must have a JSON list, got 'x'" in refusal(
         tmp_path / "marks.jsonl", *with_model, "--rationales", "m"
     )
-    assert "its rationale must have 2 words, got 1" in refusal(
-        tmp_path / "short.jsonl", *with_model, "--rationales", "m"
+    assert refusal(tmp_path / "short.jsonl", *with_model, "--rationales", "m") == (
+        "--rationales m: document 1: its rationale must have 2 words, got 1"
     )
     assert "does not exist" in refusal(tmp_path / "nothing.txt", *with_model)
 

@@ -294,6 +294,8 @@ def test_texts_that_are_too_long_are_cut_and_counted(tokenizer: Any, folder: Pat
     assert [len(row["rationales"][0]["soft_rationale_predictions"]) for row in rows] == [66, 2]
     with pytest.raises(ValueError, match="examples must be the 2 texts that were judged, got 1"):
         found.write(tmp_path / "out.jsonl", "gradients", "movies", examples[:1])
+    with pytest.raises(ValueError, match=r"examples must be overt\.data\.eraser\.Example, got 'good'"):
+        found.write(tmp_path / "out.jsonl", "gradients", "movies", ["good", "bad"])
 
 
 def test_texts_are_cut_to_the_positions_that_are_left_beside_padding(folder: Path) -> None:

@@ -447,7 +447,7 @@ def run(
     Where there are more than a few texts, what is measured is kept in runs/judge until all is done.
     """
     from overt.judge.rationales import evaluate
-    from overt.judge.rationales.evaluation import HUMAN
+    from overt.judge.rationales.evaluation import HUMAN, marked_words
     from overt.judge.rationales.kept import Kept, digest_of
     from overt.judge.rationales.methods import title_of
     from overt.judge.rationales.randomising import MOST, after_shuffling
@@ -477,6 +477,11 @@ def run(
         classifier.read(each, query, str(row))
         for row, each, query in zip(given.rows, given.texts, asked, strict=True)
     ]
+    if given.rationales is not None:
+        try:
+            marked_words(given.rationales, read)
+        except ValueError as error:
+            raise ValueError(f"--rationales {rationales}: {error}") from None
     if len(given.texts) < given.all:
         notes.append(
             f"{len(given.texts):,} of the {given.all:,} texts of {Path(text_file).name}, spread evenly"

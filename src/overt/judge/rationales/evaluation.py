@@ -207,6 +207,9 @@ class Evaluation:
         found = self.methods[method]
         if len(examples) != self.texts:
             raise ValueError(f"examples must be the {self.texts} texts that were judged, got {len(examples)}")
+        for each in examples:
+            if not isinstance(each, Example):
+                raise ValueError(f"examples must be overt.data.eraser.Example, got {_shown(each)}")
         write_predictions(path, name, [examples[number] for number in found.texts], found.predictions)
 
     def __str__(self) -> str:
@@ -340,7 +343,7 @@ def evaluate(
     read = [
         classifier.read(text, query, name) for text, query, name in zip(texts, asked, titles, strict=True)
     ]
-    truth, passages = (None, None) if rationales is None else _truths(rationales, read)
+    truth, passages = (None, None) if rationales is None else marked_words(rationales, read)
     if share is None:
         marked = [each.mean() for each in truth or [] if each.any()]
         share = float(np.mean(marked)) if marked else WITHOUT
@@ -411,8 +414,13 @@ def evaluate(
     return Evaluation(found, refused, performance, cut, unmarked, share, len(read), np.linspace(0, 1, points))
 
 
-def _truths(rationales: Any, read: Sequence[Text]) -> tuple[list[NDArray[np.bool_]], list[list[Span]]]:
-    """Which of the words that a model sees are marked, and the passages."""
+def marked_words(rationales: Any, read: Sequence[Text]) -> tuple[list[NDArray[np.bool_]], list[list[Span]]]:
+    """Which of the words that a model sees are marked, and the passages; ValueError names a text that is off.
+
+    Args:
+        rationales: as for `evaluate`.
+        read: the texts.
+    """
     given = by_id(rationales)
     if isinstance(rationales, Mapping):
         names = [text.name for text in read]
