@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-import overt
 from overt._files import write_whole
+from overt._version import __version__
 from overt.data.eraser import Prediction
 from overt.judge.intervals import Interval
 from overt.judge.rationales.evaluation import Rationales
@@ -29,7 +29,7 @@ ARRAYS = ("probabilities", "without", "only", "without_spans", "only_spans")  # 
 def digest_of(model: Any, tokenizer: Any, **given: Any) -> str:
     """A name for all that the numbers of a judgement depend on: the model, its weights and what is given."""
     words = {
-        "overt": overt.__version__,
+        "overt": __version__,
         "torch": torch.__version__,
         "model": repr(model),
         "config": model.config.to_dict(),
