@@ -364,12 +364,16 @@ def test_devices_are_known_by_name(tmp_path: Path, device: str) -> None:
     assert line == f"--device must be cpu, cuda or auto, got {device}"
 
 
-def test_where_no_method_applies_no_page_is_written(model: str, tmp_path: Path) -> None:
+def test_where_no_method_applies_no_page_is_written(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     texts, page = tmp_path / "texts.txt", tmp_path / "p.html"
     texts.write_text("good film\nbad plot\n" * 7)  # so many that some are timed
     line = refusal(texts, "--model", model, "--methods", "pooling", "--out", page)
     assert line.startswith("--methods: none applies to this model and these texts: pooling attention: Bert")
     assert not page.exists()
+    assert not Path("runs").exists()
 
 
 def test_labels_of_a_single_text_are_refused_as_such(model: str, rows: Path) -> None:
@@ -503,7 +507,7 @@ def test_an_interrupted_judgement_goes_on_from_what_it_has_measured(
 
     whole = judged()
     said = capsys.readouterr()
-    assert "at most" not in said.err
+    assert "all will take about" in said.err
     assert not Path("runs").exists()
     assert {"raw", "gradient-input", "random"} == set(whole.methods)
     assert set(whole.refused) == {"pooling"}
@@ -520,7 +524,7 @@ def test_an_interrupted_judgement_goes_on_from_what_it_has_measured(
     with pytest.raises(typer.Exit) as stopped:
         judged()
     assert stopped.value.exit_code == 130
-    assert "the same command goes on: 3 methods of 4 judged" in capsys.readouterr().err
+    assert "the same command goes on after 3 methods of 4, which it has judged" in capsys.readouterr().err
     assert len(list(Path("runs/judge").glob("*/*.json"))) == 3
     shutil.copytree("runs", "left")
 
@@ -533,9 +537,9 @@ def test_an_interrupted_judgement_goes_on_from_what_it_has_measured(
     again = judged()
     said = capsys.readouterr()
     assert "an interrupted run has judged 3 methods of 4; --fresh judges all again" in said.err
-    assert "all will take at most" in said.err
+    assert "what is left will take about" in said.err
     assert asked.count("random") > 2 * 14, "the model's, and its shuffled copy's"
-    assert asked.count("raw") < 2 * 14
+    assert asked.count("raw") == 14, "the shuffled copy's alone"
     assert numbers_of(again) == numbers_of(whole)
     assert not Path("runs").exists(), "all is done"
     shutil.move("left", "runs")
@@ -544,22 +548,50 @@ def test_an_interrupted_judgement_goes_on_from_what_it_has_measured(
     assert not Path("runs").exists()
 
 
-def test_what_is_kept_is_of_one_model_and_its_texts(opened: tuple[Any, Any], tmp_path: Path) -> None:
+def test_what_is_kept_is_of_one_model_and_its_texts(opened: tuple[Any, Any]) -> None:
     model, tokenizer = opened
+
+    def digest(model: Any = model, tokenizer: Any = tokenizer, text: str = "good film", **given: Any) -> str:
+        return digest_of(model, tokenizer, [WordClassifier(model, tokenizer).read(text)], **given)
+
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.classifier.bias[0] += 1e-6
+    unknown, short = copy.deepcopy(tokenizer), copy.deepcopy(tokenizer)
+    unknown.unk_token = "[PAD]"
+    short.model_max_length = 3  # [CLS], one word and [SEP]
     digests = [
-        digest_of(model, tokenizer, texts=["good"], seed=0),
-        digest_of(other, tokenizer, texts=["good"], seed=0),
-        digest_of(model, tokenizer, texts=["bad"], seed=0),
-        digest_of(model, tokenizer, texts=["good"], seed=1),
+        digest(),
+        digest(other),
+        digest(text="good plot"),
+        digest(seed=1),
+        digest(tokenizer=unknown),
+        digest(tokenizer=short),
     ]
-    assert len(set(digests)) == 4
-    assert digest_of(model, tokenizer, texts=["good"], seed=0) == digests[0]
-    kept = Kept(tmp_path / "kept", digests[0])
-    kept.add("raw", "does not apply")
-    (path,) = (tmp_path / "kept").glob("*/*.json")
-    path.write_text("{")
-    with pytest.raises(ValueError, match=r"raw\.json, which an interrupted run has left, cannot be read"):
-        kept.methods()
+    assert len(set(digests)) == len(digests)
+    assert digest() == digests[0]
+
+
+def test_what_cannot_be_read_is_judged_again_and_others_stay(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "kept" / "digest")
+    for method in ("raw", "flow", "pooling"):
+        kept.add(method, "does not apply")
+    for method, words in {"raw": "{", "flow": '{"method": "flow"}'}.items():
+        (kept.folder / f"{method}.json").write_text(words)  # type: ignore[operator]
+    assert kept.names(["raw", "flow", "random"]) == ["raw", "flow"]
+    assert kept.methods(["raw", "flow", "random", "pooling"]) == {"pooling": "does not apply"}
+    kept.discard(["raw", "flow"])
+    assert kept.names(["pooling"]) == ["pooling"], "of another command on the same texts"
+    kept.discard(["pooling"])
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_judgement_that_cannot_be_kept_is_told_and_not_lost(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("texts.txt").write_text("\n".join(texts_of(14)[0]))
+    Path("runs").write_text("a file, where the folder would be")
+    found = run("texts.txt", model, methods="raw,random")
+    assert set(found.methods) == {"raw", "random"}
+    assert capsys.readouterr().err.count("what is measured is not kept, should this be interrupted: ") == 1

@@ -301,8 +301,8 @@ def test_the_guide_says_what_was_measured() -> None:
     seeds = [sum(form in rows for rows in stored["per_seed"].values()) for form in rows_of()]
     assert seeds == [5, 5, 3]
     assert "five seeds of plain and of evolving attention, three of Bayesian" in guide
-    assert "that of each of the 13 models; numbers are means by form of attention" in guide
-    assert "that of each of the 13 models, as far as" in remark
+    assert "All 13 models give this order of methods; numbers are means by form of attention" in guide
+    assert "All 13 models give this order of methods, as far as" in remark
     assert "movie reviews, five seeds, H200" in readme
 
     def span(key: str, method: str) -> str:

@@ -329,9 +329,13 @@ def test_one_recipe_is_shown_with_its_options_alone() -> None:
         assert reproduce.RECIPES["bam-nan"].title.split()[0] in output
         assert "--encoder-epochs" in output
         assert "flow-table-1" not in output
-    assert "--encoder-epochs" not in CliRunner().invoke(app, ["reproduce", "--help"]).output
-    unknown = CliRunner().invoke(app, ["reproduce", "bam-nil", "--list"])
-    assert str(unknown.exception).startswith("the recipe must be one of ")
+    for words in ([], ["--model", "bam-nan"], ["--out", "bam-nan", "--fresh"]):
+        output = CliRunner().invoke(app, ["reproduce", *words, "--help"]).output
+        assert "--encoder-epochs" not in output
+    assert "--presets" not in output
+    for asked in ("--list", "--help"):
+        unknown = CliRunner().invoke(app, ["reproduce", "bam-nil", asked])
+        assert str(unknown.exception).startswith("the recipe must be one of ")
 
 
 @pytest.fixture(scope="module")

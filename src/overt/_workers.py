@@ -18,6 +18,7 @@ S = TypeVar("S")
 T_contra = TypeVar("T_contra", contravariant=True)
 S_contra = TypeVar("S_contra", contravariant=True)
 Tell = Callable[[int], object]
+_starting = threading.Lock()
 # What libraries read when they are loaded.
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -137,17 +138,17 @@ def side_by_side(
 
 @contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Processes that are started here load NumPy and SciPy with one thread, rather than one for each core."""
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(dict.fromkeys(THREADS, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    """Processes that are started here load NumPy and SciPy with one thread, whatever the environment says."""
+    with _starting:  # one caller at a time, since all have one environment
+        before = {name: os.environ.get(name) for name in THREADS}
+        os.environ.update(dict.fromkeys(THREADS, "1"))
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
 
 
 def cores() -> int:

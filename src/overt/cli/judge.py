@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import math
+import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,10 +21,10 @@ import typer
 from overt import _check
 from overt._files import check_folder
 from overt.cli.inputs import open_model
-from overt.cli.shared import FreshOption, app, join_and, join_or
+from overt.cli.shared import app, imported, join_and, join_or
 from overt.corpus.reading import TEXT, open_source
 from overt.recipes._runs import load_tokenizer, read_model_config
-from overt.recipes._training import torch_device
+from overt.recipes._training import torch_device, versions
 
 if TYPE_CHECKING:
     from overt.judge.intervals import Interval
@@ -200,11 +204,23 @@ def chosen_methods(given: str | None) -> tuple[list[str], list[str]]:
             _check.one_of("--methods", name, (ALL, *known_methods()))
         if not names:
             raise ValueError(f"--methods must name at least one method, or {ALL}, got {given!r}")
-        return names, []
+        return list(dict.fromkeys(names)), []
     names = list(STANDARD if given is None else every_method())
     lacking = {name for name in names if name in PACKAGES and not importlib.util.find_spec(PACKAGES[name])}
     notes = [f"{title_of(name)} needs the extra rationales, and is left out" for name in sorted(lacking)]
     return [name for name in names if name not in lacking], notes
+
+
+def made_with() -> dict[str, str]:
+    """What a method's numbers depend on: versions of packages, and digests of the modules from --import."""
+    found = versions()
+    for package in ("captum", "lime", "scikit-learn"):
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    for name in imported:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        found[f"--import {name}"] = hashlib.sha256(Path(file).read_bytes() if file else b"").hexdigest()
+    return found
 
 
 def open_classifier(name: str, device: str = "auto") -> tuple[Any, Any]:
@@ -241,7 +257,7 @@ class Shown:
     """How far it is, on standard error: a line that changes on a terminal, else one now and then."""
 
     methods: Sequence[str]  # their titles
-    seconds: float | None  # that all takes, if known
+    seconds: float | None = None  # that all takes, if known
     begun: list[str] = field(default_factory=list)  # titles
     began: float = field(default_factory=time.monotonic)
     said: float = field(default_factory=time.monotonic)
@@ -417,7 +433,10 @@ def judge(
     ] = None,
     device: Annotated[str, typer.Option(help="Device: cpu, cuda or auto.")] = "auto",
     seed: Annotated[int, typer.Option(help="Random seed of ties, LIME and the random control.", min=0)] = 0,
-    fresh: FreshOption = False,
+    fresh: Annotated[
+        bool,
+        typer.Option(help="Judge all methods again, whatever an interrupted run has left in runs/judge."),
+    ] = False,
 ) -> None:
     """Judge which explanation of a classifier to believe, on texts of your own."""
     try:
@@ -498,31 +517,31 @@ def run(
     def some(values: list[Any] | None, numbers: Sequence[int]) -> list[Any] | None:
         return None if values is None else [values[number] for number in numbers]
 
-    digest = digest_of(
-        model,
-        tokenizer,
-        texts=given.texts,
-        queries=given.queries,
-        rationales=given.rationales,
-        labels=right,
-        names=[each.name for each in read],
-        seed=seed,
-    )
-    kept = Kept(KEPT, digest)
+    def tell(words: str) -> None:
+        typer.echo(words, err=True)
+
+    kept = Kept(None)
+    if len(read) > TIMED:
+        try:
+            options = {"rationales": given.rationales, "seed": seed, "made": made_with()}
+            kept = Kept(KEPT / digest_of(model, tokenizer, read, **options), tell)
+        except (AttributeError, RuntimeError, TypeError, ValueError, pickle.PicklingError) as error:
+            tell(f"what is measured is not kept, should this be interrupted: {error}")
     if fresh:
-        kept.discard()
-    earlier = {name: own for name, own in kept.methods().items() if name in names}
+        kept.discard(names)
+    earlier = kept.methods(names)
+    now = [name for name in names if name not in earlier]
     if earlier:
         count = f"{count_of(len(earlier), 'method')} of {len(names)}"
-        typer.echo(f"an interrupted run has judged {count}; --fresh judges all again", err=True)
+        tell(f"an interrupted run has judged {count}; --fresh judges all again")
 
-    def judged(numbers: Sequence[int], progress: Any, **kept_as: Any) -> Evaluation:
+    def judged(numbers: Sequence[int], progress: Any, methods: list[str], **kept_as: Any) -> Evaluation:
         return evaluate(
             model,
             tokenizer,
             [given.texts[number] for number in numbers],
             some(given.rationales, numbers),
-            names,
+            methods,
             queries=some(given.queries, numbers),
             labels=some(right, numbers),
             names=[read[number].name for number in numbers],
@@ -540,22 +559,26 @@ def run(
     lengths = [len(each.words) for each in read]
     everything = list(range(len(read)))
     first: list[Evaluation] = []  # of the few texts that are timed
+    # What is known of a method need not be judged again, but shuffled weights are asked about all.
+    shuffled = min(MOST, len(read)) * len(names) // max(1, len(now))
     jobs: list[tuple[Callable[[list[int]], object], int]] = [
-        (lambda numbers: first.append(judged(numbers, False)), len(read)),
-        (lambda numbers: remaining(first[len(numbers) - 1], numbers, lambda *_: None), min(MOST, len(read))),
+        (lambda numbers: first.append(judged(numbers, False, now)), len(read)),
+        (lambda numbers: remaining(first[len(numbers) - 1], numbers, lambda *_: None), shuffled),
     ]
     where = next(model.parameters()).device.type
-    timed = "; timing a few of them" if len(read) > TIMED else ""
+    timed = "; timing a few of them" if len(read) > TIMED and now else ""
     counts = f"{count_of(len(read), 'text')}, {count_of(len(names), 'method')}"
     typer.echo(f"{counts}, on {where}{timed}", err=True)
-    seconds = expected(lengths, jobs)
-    if seconds is not None:
-        typer.echo(f"all will take {'at most' if earlier else 'about'} {duration(seconds)}", err=True)
-    shown = Shown([title_of(name) for name in names if name not in earlier], seconds)
-    long = len(read) > TIMED
+    shown = Shown([])
+
     try:
-        found = judged(everything, shown, known=earlier, done=kept.add if long else lambda *_: None)
+        seconds = expected(lengths, jobs) if now else None
+        if seconds is not None:
+            tell(f"{'what is left' if earlier else 'all'} will take about {duration(seconds)}")
+        shown = Shown([title_of(name) for name in now], seconds)
+        found = judged(everything, shown, names, known=earlier, done=kept.add)
         if not found.methods:
+            kept.discard(names)
             reasons = "; ".join(f"{title_of(name)}: {why}" for name, why in found.refused.items())
             raise ValueError(f"--methods: none applies to this model and these texts: {reasons}")
         if found.unmarked == found.texts:
@@ -572,8 +595,7 @@ def run(
         left = kept.shuffled(list(found.methods))
         if left is None:
             left = remaining(found, everything, shown)
-            if long:
-                kept.add_shuffled(list(found.methods), left)
+            kept.add_shuffled(list(found.methods), left)
         page = None
         if out is not None:
             page = judge_page(
@@ -592,13 +614,14 @@ def run(
                 seed=seed,
                 report=lambda done, total: shown(PAGE, done, total),
             )
-    except KeyboardInterrupt:
+    except BaseException as error:
         shown.stop()
-        if not (judged_now := len(kept.methods())):
-            raise
-        count = f"{count_of(judged_now, 'method')} of {len(names)}"
-        typer.secho(f"\ninterrupted; the same command goes on: {count} judged", err=True)
-        raise typer.Exit(130) from None
+        if before := kept.names(names):
+            count = f"{count_of(len(before), 'method')} of {len(names)}"
+            tell(f"\nthe same command goes on after {count}, which it has judged")
+            if isinstance(error, KeyboardInterrupt):
+                raise typer.Exit(130) from None
+        raise
     finally:
         shown.stop()
     typer.echo(table_of(found, by, left))
@@ -615,7 +638,7 @@ def run(
     if page is not None and out is not None:
         page.save(out)
         typer.echo(f"page: {out}")
-    kept.discard()
+    kept.discard(names)
     return found
 
 

@@ -6,29 +6,35 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from overt.cli.shared import DataOption, FreshOption, app, resumable
 
-WORDS = "overt.reproduce.words"  # where a context keeps the words of the command line
+NAMED = "overt.reproduce.name"  # where a context keeps the name of the recipe, for the help
 
 
 class HelpOfRecipe(TyperCommand):
     """A command whose help ends with the options of the recipe that is named."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line, and keep it for the help, which click shows before it has read the name."""
-        ctx.meta[WORDS] = list(args)
+        """Read the command line; click shows the help before it has read the name."""
+        taking = {
+            name
+            for option in self.params
+            if isinstance(option, TyperOption) and not (option.is_flag or option.count)
+            for name in option.opts
+        }
+        free = [word for before, word in zip(["", *args], args, strict=False) if before not in taking]
+        ctx.meta[NAMED] = next((word for word in free if not word.startswith("-")), None)
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
         super().format_help(ctx, formatter)
-        from overt.recipes import reproduce as recipes
+        if (name := ctx.meta.get(NAMED)) is not None:
+            from overt.recipes import reproduce as recipes
 
-        named = next((word for word in ctx.meta[WORDS] if word in recipes.RECIPES), None)
-        if named is not None:
-            recipes.show_list(named)
+            recipes.show_list(name)
 
 
 @app.command(

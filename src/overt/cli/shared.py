@@ -40,12 +40,16 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
+imported: list[str] = []  # the modules that --import named
+
+
 def _import(names: list[str]) -> list[str]:
     """Import modules, also from the current folder, so that commands know what they register."""
     for name in names or ():
         sys.path.insert(0, os.getcwd())
         try:
             importlib.import_module(name)
+            imported.append(name)
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"--import {name}: {error}") from None
         finally:

@@ -256,7 +256,7 @@ def overview(config: Mapping[str, Any]) -> Grid:
         lines.append((title_of(method), [*cells, str(rows_with(config, method))]))
     headings = ["faithfulness", *parts, *(PROTOCOLS[key][0].rstrip(" ↑↓") for key in shown)]
     times = [f"ms a text, {each}" for each in data] if parts else ["ms a text"]
-    title = "How many of the other methods each one beats, in %, mean over rows, and its cost"
+    title = "How many of the other methods each one beats, in %, and its cost"
     return Grid(title, [*headings, *times, "rows"], lines)
 
 
@@ -380,15 +380,18 @@ def notes_of(outcome: Outcome) -> list[str]:
         "A method beats another where its mean is better, by however little: neighbours often do not differ, "
         "as the intervals and differences below show. The share is of the methods that apply to the "
         "same row, which is a kind of data with a form of attention; “rows” says to how many a method does, "
-        "and those of fewer than half of them come last. Columns named after data are means over protocols, "
-        "and over the rows of these data: without plausibility, which is no faithfulness, without shuffled "
-        "weights, which a method must not be deaf to, but is no better for, and without agreement with "
-        "blank-out, in which blank-out has no part. “Faithfulness” is the mean of these columns, or the only "
-        "one. Columns named after protocols are means over rows. Controls are not counted.",
+        "and those of fewer than half of them come last. “Faithfulness” is the mean of the columns named "
+        "after data, so that each kind of data weighs the same; with one kind there are none, and it is that "
+        "of this kind. Such a column is the mean, over its rows, of all protocols but three: plausibility, "
+        "which is agreement with people; shuffled weights, which a method must not be deaf to, but is no "
+        "better for; and agreement with blank-out, in which blank-out has no part. A method that does not "
+        "apply to some data is averaged over the rest. Columns named after protocols are means over rows. "
+        "Controls are not counted.",
         "Each interval and each difference is for itself. There are hundreds: where nothing differs, 1 of 20 "
         "says that something does.",
         "ms a text is the median time of one text's scores, for methods that read maps with the trace, "
-        "beside what else was judged at the time, which slows some models: that of the model with the least. "
+        "beside what else was judged at the time, which slows some models: for each method, that of the "
+        "model in which it was fastest. "
         f"Hardware: {_hardware(config)}.",
         "The picture: above, a point is the share of other methods that a method beats, as in the table, and "
         "its line goes from the least to the most in any row of the table. Below are the time of a text and "
@@ -468,11 +471,11 @@ def draw(outcome: Outcome, path: Path) -> None:
     figure.set_layout_engine("constrained", hspace=0.03)
     axes = figure.subplots(rows, len(shown) + 1, squeeze=False, sharey=True)
     axes[0][0].set_title("faithfulness, all", fontsize=8, fontweight="bold")
-    draw_beaten(axes[0][0], config, COUNTED, methods)
+    draw_beaten(axes[0][0], config, None, methods)
     for axis, key in zip(axes[0][1:], shown, strict=True):
         axis.set_title(PROTOCOLS[key][0].rstrip(" ↑↓"), fontsize=8)
-        draw_beaten(axis, config, [key], methods)
-    axes[0][0].set_ylabel("% of others beaten,\nmean and range of rows", fontsize=8)
+        draw_beaten(axis, config, key, methods)
+    axes[0][0].set_ylabel("% of others beaten,\nmean and range", fontsize=8)
     for panels, (data, names) in zip(axes[1:], by_data.items(), strict=True):
         draw_seconds(panels[0], config, names, methods, forms)
         panels[0].set_ylabel(data, fontsize=8)
@@ -545,16 +548,17 @@ def draw_lines(axis: Any, lines: Sequence[tuple[float, float, float]], **how: An
     axis.plot(*zip(*ends, strict=True), solid_capstyle="butt", **how)
 
 
-def draw_beaten(axis: Any, config: Mapping[str, Any], keys: Sequence[str], methods: Sequence[str]) -> None:
+def draw_beaten(axis: Any, config: Mapping[str, Any], only: str | None, methods: Sequence[str]) -> None:
     """The share of others that a method beats, as `order_of` has it, with the least and the most of rows.
 
     Args:
         axis: to draw on.
         config: of the outcome.
-        keys: protocols; several are all that are counted. A row's share is the mean over them.
+        only: one protocol; None for the mean over all that are counted.
         methods: from the top down.
     """
     order, lines = order_of(config), list[tuple[float, float, float]]()
+    keys = COUNTED if only is None else [only]
     every = [beaten_of(cells) for cells in config["cells"].values()]
     for height, method in enumerate(methods):
         own = [[found[key][method] for key in keys if method in found.get(key, {})] for found in every]
@@ -562,7 +566,7 @@ def draw_beaten(axis: Any, config: Mapping[str, Any], keys: Sequence[str], metho
         if shares:
             share, means = order[method]
             lines.append((height, min(shares), max(shares)))
-            axis.plot(100 * (share if len(keys) > 1 else means[keys[0]]), height, "ok", markersize=2.5)
+            axis.plot(100 * (share if only is None else means[only]), height, "ok", markersize=2.5)
     if lines:
         draw_lines(axis, lines, color="0.6", linewidth=1, zorder=1)
     axis.set_xlim(-4, 104)

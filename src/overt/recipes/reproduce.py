@@ -439,12 +439,13 @@ def _section(result: dict[str, Any], variant: str) -> list[str]:
 def show_list(name: str | None = None) -> None:
     """Print every recipe, or one, with its title, paper and options."""
     from rich.console import Console
+    from rich.padding import Padding
 
     console = Console(highlight=False)
     for recipe in RECIPES.values() if name is None else [find(name)]:
         console.print(f"[bold]{recipe.name}[/bold]  {recipe.title} [dim]({recipe.paper})[/dim]")
-        for name, option in recipe.options.items():
-            console.print(f"    --{name}  {_describe(option)}")
+        for option, what in recipe.options.items():
+            console.print(Padding(f"--{option}  {_describe(what)}", (0, 0, 0, 4)))
 
 
 def _describe(option: Option) -> str:

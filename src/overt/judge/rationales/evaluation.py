@@ -369,6 +369,9 @@ def evaluate(
         need("captum.attr", EXTRA)
     given = {name: _given(each, read, name) for name, each in (scores or {}).items()}
     earlier = known or {}
+    for name, judged_before in earlier.items():
+        _check.one_of("known", name, (*chosen_methods, *given))
+        _check_known(name, judged_before, read)
     of_all_texts = [each for each in chosen_methods if each not in earlier and each not in (at_most or {})]
     scorer = Scorer(classifier, share, seed, samples, of_all_texts)
     judge = _Judge(scorer, read, truth, passages, tuple(shares), points, ties, correlation)
@@ -412,6 +415,18 @@ def evaluate(
     cut = sum(text.cut > 0 for text in read)
     unmarked = 0 if truth is None else sum(not each.any() for each in truth)
     return Evaluation(found, refused, performance, cut, unmarked, share, len(read), np.linspace(0, 1, points))
+
+
+def _check_known(name: str, own: Any, read: Sequence[Text]) -> None:
+    """What an earlier call is said to have measured is of this method and these texts."""
+    if isinstance(own, str):
+        return
+    if not isinstance(own, Rationales) or own.method != name:
+        shown = f"those of {own.method}" if isinstance(own, Rationales) else _shown(own)
+        raise ValueError(f"known[{name!r}] must be its Rationales, or why it does not apply, got {shown}")
+    sizes = {number: len(text.words) for number, text in enumerate(read)}
+    if any(sizes.get(text) != len(each) for text, each in zip(own.texts, own.scores, strict=True)):
+        raise ValueError(f"known[{name!r}] must have a number for each word of these texts, and is of others")
 
 
 def marked_words(rationales: Any, read: Sequence[Text]) -> tuple[list[NDArray[np.bool_]], list[list[Span]]]:
