@@ -278,6 +278,38 @@ def test_gradients_through_windows_are_those_of_small_steps(tmp_path: Path, toke
             assert scores[word] == pytest.approx((change[0] - change[1]) / 2e-4, rel=1e-3, abs=1e-9)
 
 
+def test_what_an_earlier_call_has_measured_is_taken_as_it_is_and_checked(
+    planted: Any, tokenizer: Any
+) -> None:
+    texts, methods = [TEXT, "plot good"], ["gradients", "pooling", "random"]
+    before: dict[str, Any] = {}
+    whole = evaluate(planted, tokenizer, texts, methods=methods, done=before.__setitem__)
+    assert list(before) == methods
+    told: list[str] = []
+    known = {name: before[name] for name in ("gradients", "pooling")}
+    again = evaluate(
+        planted, tokenizer, texts, methods=methods, known=known, done=lambda name, _: told.append(name)
+    )
+    assert told == ["random"]
+    assert again.methods["gradients"] is before["gradients"]
+    assert again.refused == whole.refused
+    assert list(again.methods) == list(whole.methods)
+    assert again.methods["random"].measures == whole.methods["random"].measures
+    for wrong, message in (
+        ({"gradient": before["gradients"]}, "known must be one of .*; got 'gradient'"),
+        (
+            {"random": before["gradients"]},
+            r"known\['random'\] must be .*, got those of gradients",
+        ),
+        ({"gradients": {"texts": 2}}, r"known\['gradients'\] must be its Rationales, or why"),
+        (["gradients"], r"known must be a mapping from names, got \['gradients'\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            evaluate(planted, tokenizer, texts, methods=methods, known=wrong)
+    with pytest.raises(ValueError, match=r"known\['gradients'\] must have a number for each word"):
+        evaluate(planted, tokenizer, texts[:1], methods=methods, known=known)
+
+
 def test_texts_that_are_too_long_are_cut_and_counted(tokenizer: Any, folder: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
