@@ -29,6 +29,8 @@ from overt.recipes._training import torch_device, versions
 if TYPE_CHECKING:
     from overt.judge.intervals import Interval
     from overt.judge.rationales import Evaluation
+    from overt.judge.rationales.kept import Kept
+    from overt.judge.rationales.words import Text
 
 EVERY = 30.0  # seconds between two lines of progress, where there is no terminal
 TIMED = 12  # texts above which a few are timed first, and what is measured is kept
@@ -221,6 +223,31 @@ def made_with() -> dict[str, str]:
         file = getattr(sys.modules.get(name), "__file__", None)
         found[f"--import {name}"] = hashlib.sha256(Path(file).read_bytes() if file else b"").hexdigest()
     return found
+
+
+def tell(words: str) -> None:
+    """Say something on standard error."""
+    typer.echo(words, err=True)
+
+
+def kept_of(model: Any, tokenizer: Any, read: Sequence[Text], **given: Any) -> Kept:
+    """Where a judgement keeps what it has measured; nowhere with few texts, or if it has no digest.
+
+    Args:
+        model: the classifier.
+        tokenizer: its tokenizer.
+        read: the texts.
+        given: what else the numbers of a method depend on.
+    """
+    from overt.judge.rationales.kept import Kept, digest_of
+
+    if len(read) <= TIMED:
+        return Kept(None)
+    try:
+        return Kept(KEPT / digest_of(model, tokenizer, read, made=made_with(), **given), tell)
+    except (AttributeError, RuntimeError, TypeError, ValueError, pickle.PicklingError) as error:
+        tell(f"what is measured is not kept, should this be interrupted: {error}")
+        return Kept(None)
 
 
 def open_classifier(name: str, device: str = "auto") -> tuple[Any, Any]:
@@ -467,7 +494,6 @@ def run(
     """
     from overt.judge.rationales import evaluate
     from overt.judge.rationales.evaluation import HUMAN, marked_words
-    from overt.judge.rationales.kept import Kept, digest_of
     from overt.judge.rationales.methods import title_of
     from overt.judge.rationales.randomising import MOST, after_shuffling
     from overt.judge.rationales.ranking import COLUMNS, heading_of
@@ -517,16 +543,7 @@ def run(
     def some(values: list[Any] | None, numbers: Sequence[int]) -> list[Any] | None:
         return None if values is None else [values[number] for number in numbers]
 
-    def tell(words: str) -> None:
-        typer.echo(words, err=True)
-
-    kept = Kept(None)
-    if len(read) > TIMED:
-        try:
-            options = {"rationales": given.rationales, "seed": seed, "made": made_with()}
-            kept = Kept(KEPT / digest_of(model, tokenizer, read, **options), tell)
-        except (AttributeError, RuntimeError, TypeError, ValueError, pickle.PicklingError) as error:
-            tell(f"what is measured is not kept, should this be interrupted: {error}")
+    kept = kept_of(model, tokenizer, read, rationales=given.rationales, seed=seed)
     if fresh:
         kept.discard(names)
     earlier = kept.methods(names)
@@ -568,7 +585,7 @@ def run(
     where = next(model.parameters()).device.type
     timed = "; timing a few of them" if len(read) > TIMED and now else ""
     counts = f"{count_of(len(read), 'text')}, {count_of(len(names), 'method')}"
-    typer.echo(f"{counts}, on {where}{timed}", err=True)
+    tell(f"{counts}, on {where}{timed}")
     shown = Shown([])
 
     try:
